@@ -1,0 +1,1 @@
+//! Load generation over the wire, micro-benchmarks, comparison reports.

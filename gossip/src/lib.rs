@@ -1,0 +1,1 @@
+//! How regions and nodes talk: a pure core (membership, replica, exchange) and QUIC.

@@ -1,0 +1,1 @@
+//! The Tidegate process: front ends, configuration, admin interface and command line.

@@ -1,0 +1,1 @@
+//! Chaos scenarios: the catalogue, the simulator, the runner and the reports.
