@@ -119,11 +119,7 @@ impl Limit {
             .ok_or_else(|| inexact(rate.0, per, burst.0, period))?;
         let total = Share(scale * (rate.0 / common));
         let token = i64::try_from(scale * (period / common)).unwrap_or(i64::MAX);
-        let unit = if multiple == 1 {
-            Share(1)
-        } else {
-            Share(total.0 / multiple)
-        };
+        let unit = Share(units.map_or(1, |units| total.0 / units));
         Ok(Self {
             rate,
             per,
