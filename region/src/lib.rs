@@ -1,7 +1,11 @@
 //! What one region knows and decides: limits, ledgers, stores and the decision path.
 
 pub mod bucket;
+pub mod decision;
 pub mod ledger;
 pub mod limit;
+pub mod limiter;
+pub mod policy;
+pub mod reader;
 pub mod store;
 pub mod units;

@@ -1,0 +1,124 @@
+//! What one policy decided on one request, and which of several decisions is the strictest.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::bucket::{Base, Bucket, Piece};
+use crate::limit::Limit;
+use crate::units::{Level, Stamp, Tokens};
+
+/// What one policy decided, in the terms of the rate limit headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Decision {
+    /// Whether this policy could pay. The request passes only if all its policies could.
+    pub allowed: bool,
+    /// The policy's rate, in tokens per its period.
+    pub limit: Tokens,
+    /// What this region could still admit at once.
+    pub remaining: Tokens,
+    /// The time until the bucket is full again; `None` where that is not known.
+    pub reset_after: Option<Duration>,
+    /// The shortest wait after which the same request passes; `None` if it was allowed or can
+    /// never pass.
+    pub retry_after: Option<Duration>,
+}
+
+impl Decision {
+    /// The decision of a policy that denies everything: only what costs nothing passes.
+    #[must_use]
+    pub fn none(cost: Tokens) -> Self {
+        Self {
+            allowed: cost == Tokens(0),
+            limit: Tokens(0),
+            remaining: Tokens(0),
+            reset_after: None,
+            retry_after: None,
+        }
+    }
+
+    /// How strict a decision is: a denial before an admission; of denials the one that lasts
+    /// longest, with one that never ends as the longest; of admissions the one with least left.
+    #[must_use]
+    pub fn strictness(&self) -> impl Ord + use<> {
+        let wait = match (self.allowed, self.retry_after) {
+            (true, _) => Duration::ZERO,
+            (false, Some(wait)) => wait,
+            (false, None) => Duration::MAX,
+        };
+        (!self.allowed, wait, Reverse(self.remaining))
+    }
+}
+
+/// One key of a check as its shard answered it: the ground of a decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'a> {
+    /// The limit that the bucket keeps.
+    pub limit: &'a Limit,
+    /// What may be used beyond the limit, over all regions together.
+    pub overrun: Tokens,
+    /// The region's base part of the limit.
+    pub base: &'a Base,
+    /// The schedule of a key without a ledger.
+    pub pieces: &'a [Piece; 2],
+    /// The bucket as it stands after the request, settled to `stamp`.
+    pub bucket: &'a Bucket,
+    /// The instant of the decision.
+    pub stamp: Stamp,
+}
+
+impl Ground<'_> {
+    /// What the answer means to the client that asked for `cost`.
+    #[must_use]
+    pub fn decision(&self, cost: Tokens, allowed: bool) -> Decision {
+        let at_hand = self.bucket.level.plus(self.base.debt);
+        Decision {
+            allowed,
+            limit: self.limit.rate(),
+            remaining: self.limit.tokens(at_hand),
+            reset_after: self.reset_after(),
+            retry_after: if allowed {
+                None
+            } else {
+                self.retry_after(cost)
+            },
+        }
+    }
+
+    /// The time until the bucket holds all it can: what it can now, or can in the end, whichever is
+    /// more; if it never does, what it can in the end.
+    fn reset_after(&self) -> Option<Duration> {
+        let last = self.bucket.schedule(self.pieces).last()?.capacity;
+        let full = self.bucket.capacity(self.pieces).max(last);
+        self.wait_for(full).or_else(|| self.wait_for(last))
+    }
+
+    /// The smallest whole number of microseconds after which `cost` passes with no other traffic.
+    ///
+    /// What exceeds this region's capacity can only be paid with capacity that is lent to it, which
+    /// takes at least as long as the whole limit needs to earn it.
+    fn retry_after(&self, cost: Tokens) -> Option<Duration> {
+        if cost.0 > self.limit.burst().0.saturating_add(self.overrun.0) {
+            return None;
+        }
+        let price = self.limit.level(cost);
+        self.wait_for(price.minus(self.base.debt)).or_else(|| {
+            let ticks = price.0.unsigned_abs().div_ceil(self.limit.total().0);
+            let tick = self.base.tick.micros();
+            Some(Duration::from_micros(ticks.saturating_mul(tick)))
+        })
+    }
+
+    /// The time until the level reaches `target` with no other traffic, to the microsecond: from
+    /// the stamp, which may lie within a tick, to the beginning of the tick that reaches it.
+    fn wait_for(&self, target: Level) -> Option<Duration> {
+        let ticks = self.bucket.time_to(target, self.pieces)?;
+        if ticks.0 == 0 {
+            return Some(Duration::ZERO);
+        }
+        let reached = self.bucket.at.0.saturating_add(ticks.0);
+        let reached = reached.saturating_mul(self.base.tick.micros());
+        Some(Duration::from_micros(
+            reached.saturating_sub(self.stamp.clock.0),
+        ))
+    }
+}

@@ -1,0 +1,1 @@
+//! How a policy reads in words, for `config check`.
