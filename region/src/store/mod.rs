@@ -3,6 +3,8 @@
 //! Every call is atomic on its shard and carries the shard's own time. A ledger changes only by
 //! [`Store::swap`], so that any node of the region can act on it.
 
+pub mod format;
+
 use std::time::Duration;
 
 use crate::bucket::{Base, Bucket, Memory, Piece};

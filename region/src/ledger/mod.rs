@@ -1,9 +1,58 @@
 //! What a region knows of one key across regions, and how that changes (PROTOCOL 3).
+//!
+//! [`Ledger`] and [`Row`] are records; [`transition::Transition`] is the only code that changes a
+//! ledger, and [`schedule`] works out what a ledger means for the key's bucket over time.
+
+pub mod schedule;
+pub mod transition;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::units::{Generation, Level, RegionId, Sequence, Share, Stamp, Timestamp};
+use crate::limit::Split;
+use crate::units::{Client, Generation, Level, RegionId, Sequence, Share, Stamp, Timestamp};
+
+/// How long a grant can be used, counted from the borrower's own stamp that it answers.
+pub const GRANT_TTL: Duration = Duration::from_secs(2);
+
+/// What a lender adds to a lifetime before it uses again what it lent: covers the error of clock
+/// rates over one lifetime.
+pub const CLOCK_MARGIN: Duration = Duration::from_millis(500);
+
+/// The most grants to one borrower that may be in use at once; a lender with so many waits.
+pub const HOLDS_MAX: usize = 8;
+
+/// What a ledger's numbers refer to: one region's place in one limit for one client.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// The region that keeps the ledger.
+    pub own: RegionId,
+    /// Who the limit is kept for.
+    pub client: Client,
+    /// How the limit is dealt.
+    pub split: &'a Split,
+    /// The arithmetic of the policy, as in [`Row::terms`].
+    pub id: u64,
+}
+
+impl Terms<'_> {
+    /// The base share of this region.
+    #[must_use]
+    pub fn base(&self) -> Share {
+        self.split.base(self.own, self.client)
+    }
+
+    /// Every region but this one.
+    pub fn others(&self) -> impl Iterator<Item = RegionId> + use<> {
+        let (own, regions) = (
+            self.own,
+            u16::try_from(self.split.regions()).unwrap_or(u16::MAX),
+        );
+        (0..regions)
+            .map(RegionId)
+            .filter(move |region| *region != own)
+    }
+}
 
 /// What one region says about one key: single writer, newest wins, freely relayed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +89,7 @@ pub struct Entry {
     /// The highest sequence of its grants that has been applied, and its share.
     pub applied: Option<Applied>,
     /// What has been given back of its grants.
-    pub returned: Option<Returned>,
+    pub returned: Returned,
     /// The sequence that it is asked to give back, with all before it.
     pub recalled: Option<Sequence>,
 }
@@ -72,8 +121,9 @@ pub struct Applied {
     pub share: Share,
 }
 
-/// What a borrower has given back to one lender in its present generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What a borrower has given back to one lender; all numbers are of the lender's generation that
+/// the sequence names, and of the borrower's that says it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Returned {
     /// No grant up to this one is used any more.
     pub sequence: Sequence,
@@ -91,6 +141,9 @@ pub struct Ledger {
     pub version: Sequence,
     /// The arithmetic that its numbers are in.
     pub terms: u64,
+    /// Until then the region uses nothing of its base share and lends nothing: the shard may have
+    /// forgotten grants that are still in use.
+    pub waits_until: Timestamp,
     /// What is known of each other region.
     pub peers: BTreeMap<RegionId, Peer>,
 }
@@ -102,6 +155,10 @@ pub struct Peer {
     pub seen: Sequence,
     /// The stamp of that row: the basis of the next grant.
     pub stamp: Stamp,
+    /// When it was heard, on this region's clock.
+    pub heard: Timestamp,
+    /// Whether it has echoed this shard's present generation.
+    pub echoed: bool,
     /// What that row said it is offered.
     pub demand: Share,
     /// What that row said it can use.
@@ -154,5 +211,24 @@ pub struct Borrowed {
     /// The lender's generation that `credited` belongs to.
     pub credited_by: Generation,
     /// What has been given back.
-    pub returned: Option<Returned>,
+    pub returned: Returned,
+}
+
+impl Lent {
+    /// What is kept subtracted for the borrower: the largest grant that it may still use.
+    #[must_use]
+    pub fn held(&self) -> Share {
+        self.holds
+            .iter()
+            .map(|hold| hold.share)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// The newest grant, while it may still be used.
+    #[must_use]
+    pub fn current(&self) -> Option<Grant> {
+        let newest = self.holds.iter().map(|hold| hold.sequence).max();
+        self.grant.filter(|grant| Some(grant.sequence) == newest)
+    }
 }
