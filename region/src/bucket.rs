@@ -214,7 +214,7 @@ impl Bucket {
         let current = pieces
             .iter()
             .find(|piece| piece.until > self.at)
-            .or(pieces.last());
+            .or_else(|| pieces.last());
         *current.expect("a schedule ends in a piece without an end")
     }
 }

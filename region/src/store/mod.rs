@@ -4,6 +4,9 @@
 //! [`Store::swap`], so that any node of the region can act on it.
 
 pub mod format;
+pub mod memory;
+pub mod record;
+mod rules;
 
 use std::time::Duration;
 
