@@ -1,14 +1,13 @@
 //! Several futures at once, in the caller's own task.
 
 use std::future::poll_fn;
-use std::pin::Pin;
 use std::task::Poll;
 
 /// Runs the futures at the same time until all are done; their results in the same order.
 ///
 /// Each is polled whenever the task wakes: they are the shards of one request, and few.
 pub(super) async fn all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
-    let mut running: Vec<(Option<F::Output>, Pin<Box<F>>)> = futures
+    let mut running: Vec<_> = futures
         .into_iter()
         .map(|future| (None, Box::pin(future)))
         .collect();

@@ -13,6 +13,7 @@ use std::time::Duration;
 use siphasher::sip::SipHasher24;
 
 pub use self::condition::{Condition, Test};
+pub use self::describe::Described;
 use crate::bucket::{Base, Lost};
 use crate::limit::Split;
 use crate::reader::Problems;

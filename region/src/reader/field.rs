@@ -1,41 +1,13 @@
-//! Reads a TOML text field by field and collects every problem, with file, line, field, what is
-//! wrong and what would be right.
+//! Tables and their fields: each is read as what it should be, or a problem is noted.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The largest text that is read, in bytes.
-pub const TEXT_MAX: usize = 1 << 20;
-
-/// One thing that is wrong with a text.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Problem {
-    /// The file, as its reader names it.
-    pub file: String,
-    /// The line, from 1.
-    pub line: usize,
-    /// The field, such as `policy[2].per`; empty for the text as a whole.
-    pub field: String,
-    /// What is wrong, and what would be right.
-    pub message: String,
-}
-
-/// Everything that is wrong with a text, by line. Never empty.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Problems(Vec<Problem>);
-
-/// Collects what is wrong while a text is read.
-#[derive(Debug)]
-struct Notes<'t> {
-    file: &'t str,
-    text: &'t str,
-    problems: RefCell<Vec<Problem>>,
-}
+use super::Notes;
 
 /// A table: it gives out its fields by name and knows which names were asked for.
 #[derive(Debug)]
@@ -59,62 +31,6 @@ pub struct Field<'t> {
 struct Place {
     field: String,
     span: Range<usize>,
-}
-
-/// Reads `text`, which problems call `file`, with `read`: that returns `None` after a problem.
-///
-/// # Errors
-/// Every problem, of syntax and of what `read` expects.
-pub fn read<T>(
-    text: &str,
-    file: &str,
-    read: impl FnOnce(&Table<'_>) -> Option<T>,
-) -> Result<T, Problems> {
-    let notes = Notes {
-        file,
-        text,
-        problems: RefCell::default(),
-    };
-    if text.len() > TEXT_MAX {
-        let message = format!(
-            "{} bytes are too many; at most {TEXT_MAX} are read",
-            text.len()
-        );
-        notes.problem("", 0, message);
-        return Err(notes.into_problems());
-    }
-    let (root, errors) = DeTable::parse_recoverable(text);
-    if !errors.is_empty() {
-        for error in errors {
-            let at = error.span().map_or(0, |span| span.start);
-            notes.problem(&notes.assigned(at), at, syntax(error.message()));
-        }
-        return Err(notes.into_problems());
-    }
-    let result = read_root(&notes, &root, read);
-    match result {
-        Some(result) if notes.problems.borrow().is_empty() => Ok(result),
-        _ => Err(notes.into_problems()),
-    }
-}
-
-fn read_root<'t, T>(
-    notes: &'t Notes<'t>,
-    root: &'t Spanned<DeTable<'t>>,
-    read: impl FnOnce(&Table<'_>) -> Option<T>,
-) -> Option<T> {
-    let table = Table {
-        notes,
-        entries: root.get_ref(),
-        place: Place {
-            field: String::new(),
-            span: 0..0,
-        },
-        known: RefCell::default(),
-    };
-    let result = read(&table);
-    table.refuse_unknown();
-    result
 }
 
 /// A span of time such as `10s`, `250ms`, `1m` or `7d`.
@@ -162,6 +78,31 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl<'t> Table<'t> {
+    /// The table that the whole text is.
+    pub(super) fn root(notes: &'t Notes<'t>, entries: &'t DeTable<'t>) -> Self {
+        let place = Place {
+            field: String::new(),
+            span: 0..0,
+        };
+        Self::new(notes, entries, place)
+    }
+
+    fn new(notes: &'t Notes<'t>, entries: &'t DeTable<'t>, place: Place) -> Self {
+        Self {
+            notes,
+            entries,
+            place,
+            known: RefCell::default(),
+        }
+    }
+
+    /// Reads the table; a field that `read` has not asked for is a problem.
+    pub(super) fn read<T>(self, read: impl FnOnce(&Self) -> Option<T>) -> Option<T> {
+        let result = read(&self);
+        self.refuse_unknown();
+        result
+    }
+
     /// The field of this name, if it is there.
     #[must_use]
     pub fn optional(&self, name: &'static str) -> Option<Field<'t>> {
@@ -175,9 +116,41 @@ impl<'t> Table<'t> {
     pub fn required(&self, name: &'static str, example: &str) -> Option<Field<'t>> {
         let field = self.optional(name);
         if field.is_none() {
+            self.missing(name, &format!("write for example `{name} = {example}`"));
+        }
+        field
+    }
+
+    /// Reports that a field is missing, and what is to be done.
+    pub fn missing(&self, name: &'static str, advice: &str) {
+        if self.notes.broken.is_empty() {
+            let message = format!("is missing; {advice}");
             let place = self.place.child(name);
-            let message = format!("is missing; write for example `{name} = {example}`");
             self.notes.problem(&place, self.place.span.start, message);
+        }
+    }
+
+    /// The field of this name as `read` reads it, or `default` if it is not there; `None` after a
+    /// problem.
+    #[must_use]
+    pub fn or<T>(
+        &self,
+        name: &'static str,
+        default: T,
+        read: impl FnOnce(&Field<'t>) -> Option<T>,
+    ) -> Option<T> {
+        match self.optional(name) {
+            Some(field) => read(&field),
+            None => Some(default),
+        }
+    }
+
+    /// A field that is known but must not be there yet: not offered to who misspells another one.
+    #[must_use]
+    pub fn later(&self, name: &'static str) -> Option<Field<'t>> {
+        let field = self.optional(name);
+        if field.is_none() {
+            self.known.borrow_mut().pop();
         }
         field
     }
@@ -210,7 +183,9 @@ impl<'t> Table<'t> {
 
     /// Reports the fields that nobody has asked for. Tables in fields do it by themselves.
     fn refuse_unknown(&self) {
-        let known = self.known.borrow();
+        let mut known = self.known.borrow_mut();
+        known.sort_unstable();
+        known.dedup();
         if known.contains(&"*") {
             return;
         }
@@ -347,15 +322,7 @@ impl<'t> Field<'t> {
             self.expected("a table");
             return None;
         };
-        let table = Table {
-            notes: self.notes,
-            entries,
-            place: self.place.clone(),
-            known: RefCell::default(),
-        };
-        let result = read(&table);
-        table.refuse_unknown();
-        result
+        Table::new(self.notes, entries, self.place.clone()).read(read)
     }
 
     /// Reports a problem with this field.
@@ -388,74 +355,6 @@ impl Place {
     }
 }
 
-impl Notes<'_> {
-    fn problem(&self, field: &str, at: usize, message: String) {
-        let before = self.text.as_bytes().iter().take(at);
-        self.problems.borrow_mut().push(Problem {
-            file: self.file.to_owned(),
-            line: 1 + before.filter(|byte| **byte == b'\n').count(),
-            field: field.to_owned(),
-            message,
-        });
-    }
-
-    /// The name that the line at `at` assigns to: what a fault of syntax is about.
-    fn assigned(&self, at: usize) -> String {
-        let start = self.text.get(..at).and_then(|before| before.rfind('\n'));
-        let line = self.text.get(start.map_or(0, |start| start + 1)..);
-        let line = line.and_then(|rest| rest.lines().next()).unwrap_or("");
-        let name = line.split_once('=').map_or("", |(name, _)| name.trim());
-        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        let named = name.chars().all(plain) && name.len() <= 64;
-        if named {
-            name.to_owned()
-        } else {
-            String::new()
-        }
-    }
-
-    fn into_problems(self) -> Problems {
-        let mut problems = self.problems.into_inner();
-        problems.sort_by_key(|problem| problem.line);
-        Problems(problems)
-    }
-}
-
-impl Problems {
-    /// The problems by line.
-    #[must_use]
-    pub fn all(&self) -> &[Problem] {
-        &self.0
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: ", self.file, self.line)?;
-        if !self.field.is_empty() {
-            write!(f, "{}: ", self.field)?;
-        }
-        f.write_str(&self.message)
-    }
-}
-
-impl fmt::Display for Problems {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.0.iter().enumerate() {
-            let end = if index == 0 { "" } else { "\n" };
-            write!(f, "{end}{problem}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for Problems {}
-
-fn syntax(message: &str) -> String {
-    let message = message.lines().collect::<Vec<_>>().join(", ");
-    format!("is not TOML: {message}")
-}
-
 fn listed(names: &[&str]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     quoted.join(", ")
@@ -467,7 +366,7 @@ fn nearest<'n>(name: &str, known: &[&'n str]) -> Option<&'n str> {
         .iter()
         .map(|candidate| (distance(name, candidate), *candidate))
         .min()?;
-    let enough = near.0 <= 1 + name.len().min(near.1.len()) / 4;
+    let enough = near.0 <= 1 + name.len().max(near.1.len()) / 4;
     enough.then_some(near.1)
 }
 
