@@ -209,7 +209,7 @@ impl<'a> Transition<'a> {
         };
         let sequence = lent
             .grant
-            .map_or(Sequence::default(), |grant| grant.sequence)
+            .map_or_else(Sequence::default, |grant| grant.sequence)
             .next(self.stamp);
         let lent_capacity = self.terms.split.lent_capacity(share);
         let hold = Hold {
