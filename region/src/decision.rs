@@ -97,7 +97,7 @@ impl Ground<'_> {
     /// What exceeds this region's capacity can only be paid with capacity that is lent to it, which
     /// takes at least as long as the whole limit needs to earn it.
     fn retry_after(&self, cost: Tokens) -> Option<Duration> {
-        if cost.0 > self.limit.burst().0.saturating_add(self.overrun.0) {
+        if !is_possible(self.limit, self.overrun, cost) {
             return None;
         }
         let price = self.limit.level(cost);
@@ -121,4 +121,9 @@ impl Ground<'_> {
             reached.saturating_sub(self.stamp.clock.0),
         ))
     }
+}
+
+/// Whether a request of this cost can ever pass, if all regions lend what they have.
+pub(crate) const fn is_possible(limit: &Limit, overrun: Tokens, cost: Tokens) -> bool {
+    cost.0 <= limit.burst().0.saturating_add(overrun.0)
 }

@@ -2,14 +2,22 @@
 
 mod emergency;
 mod join;
+mod request;
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::decision::Decision;
-use crate::policy::{Attributes, Policy, PolicySet};
-use crate::store::{Store, StoreError};
-use crate::units::{Key, RegionId, Stamp, Tokens};
+use governor::clock::MonotonicClock;
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use self::emergency::{Emergency, Stand};
+use self::request::{Group, Request};
+use crate::decision::{Decision, Ground};
+use crate::policy::{Attributes, OnStoreFailure, Policy, PolicySet, Scope};
+use crate::policy::{write_number, write_text};
+use crate::store::{ShardId, Store, StoreError, Take, Taken};
+use crate::units::{Client, Key, Level, RegionId, Stamp, Tokens};
 
 /// What one request, or one descriptor of it, is about and what it costs.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +53,7 @@ pub struct Verdict {
 }
 
 /// What a limiter is told about its surroundings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Settings {
     /// The secret of the key hash; the same in all regions.
     pub key_secret: [u8; 16],
@@ -70,14 +78,45 @@ pub struct Limiter<S> {
     policies: Arc<PolicySet>,
     region: RegionId,
     store: S,
-    settings: Settings,
+    key_secret: [u8; 16],
+    emergency: Emergency,
     pressure: Option<Arc<dyn Pressure>>,
 }
 
-impl<S> std::fmt::Debug for Limiter<S> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            key_secret: [0; 16],
+            nodes_max: NonZeroU32::MIN,
+            emergency_keys_max: 100_000,
+        }
+    }
+}
+
+impl Answer {
+    /// The verdict that says most to the client: see [`Decision::strictness`].
+    #[must_use]
+    pub fn strictest(&self) -> Option<&Verdict> {
+        let verdicts = self.subjects.iter().flatten();
+        verdicts.max_by_key(|verdict| verdict.decision.strictness())
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("key_secret", &"***")
+            .field("nodes_max", &self.nodes_max)
+            .field("emergency_keys_max", &self.emergency_keys_max)
+            .finish()
+    }
+}
+
+impl<S> fmt::Debug for Limiter<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
             .field("region", &self.region)
+            .field("emergency", &self.emergency)
             .finish_non_exhaustive()
     }
 }
@@ -85,11 +124,17 @@ impl<S> std::fmt::Debug for Limiter<S> {
 impl<S: Store> Limiter<S> {
     /// A limiter of `region` for these policies over a store.
     pub fn new(policies: Arc<PolicySet>, region: RegionId, store: S, settings: Settings) -> Self {
+        let Settings {
+            key_secret,
+            nodes_max,
+            emergency_keys_max,
+        } = settings;
         Self {
             policies,
             region,
             store,
-            settings,
+            key_secret,
+            emergency: Emergency::new(MonotonicClock, nodes_max, emergency_keys_max),
             pressure: None,
         }
     }
@@ -102,7 +147,7 @@ impl<S: Store> Limiter<S> {
     }
 
     /// The policies.
-    pub fn policies(&self) -> &Arc<PolicySet> {
+    pub const fn policies(&self) -> &Arc<PolicySet> {
         &self.policies
     }
 
@@ -118,24 +163,201 @@ impl<S: Store> Limiter<S> {
 
     /// What a request is limited by under a policy; `None` if it lacks an attribute of the key.
     pub fn key(&self, policy: &Policy, attributes: Attributes<'_>) -> Option<Key> {
-        let _ = (policy, attributes, self.settings);
-        None
+        let mut hasher = SipHasher24::new_with_key(&self.key_secret);
+        write_text(&mut hasher, policy.domain());
+        write_number(&mut hasher, u64::try_from(policy.key().len()).ok()?);
+        for name in policy.key() {
+            write_text(&mut hasher, name);
+            write_text(&mut hasher, attributes.value(name)?);
+        }
+        Some(Key {
+            client: Client(hasher.finish128().as_u128()),
+            policy: policy.id(),
+        })
     }
 
     /// Decides on one request: every policy that applies to any of its subjects must pass, else
     /// nothing is consumed.
+    ///
+    /// If the future is dropped before it is done, what a shard has taken meanwhile is lost to the
+    /// client; nothing is ever admitted twice.
     pub async fn check(&self, domain: &str, subjects: &[Subject<'_>]) -> Answer {
-        let _ = (domain, &self.pressure);
-        join::all(subjects.iter().map(|_| async {}).collect()).await;
-        Answer {
-            allowed: true,
-            subjects: subjects.iter().map(|_| Vec::new()).collect(),
-        }
+        self.decide(Request::new(self, domain, subjects)).await
     }
 
     /// Gives back what earlier requests of these subjects consumed, up to each bucket's capacity.
     /// Never denied; the answer shows what remains.
     pub async fn refund(&self, domain: &str, subjects: &[Subject<'_>]) -> Answer {
-        self.check(domain, subjects).await
+        let mut request = Request::new(self, domain, subjects);
+        request.refused = false;
+        let groups = request.groups(&self.store);
+        self.give_back(groups.iter().collect()).await;
+        let mut answer = self.decide(request.without_costs()).await;
+        answer.allowed = true;
+        for verdict in answer.subjects.iter_mut().flatten() {
+            verdict.decision.allowed = true;
+            verdict.decision.retry_after = None;
+        }
+        answer
     }
+
+    async fn decide(&self, request: Request<'_>) -> Answer {
+        if request.refused {
+            return request.answer(false, &[]);
+        }
+        let groups = request.groups(&self.store);
+        let answers = self.ask(&groups).await;
+        let mut asked = groups.iter().zip(&answers);
+        let mut passed = asked.all(|(group, answered)| match answered {
+            Ok(taken) => all_afford(taken),
+            Err(_) => request.open(group),
+        });
+        let stands = self.stand_in(&request, &groups, &answers, passed);
+        passed &= stands.iter().flatten().all(|stand| stand.affords);
+        if !passed {
+            let asked = groups.iter().zip(&answers);
+            let paid = asked.filter(|(_, answered)| answered.as_ref().is_ok_and(all_afford));
+            self.give_back(paid.map(|(group, _)| group).collect()).await;
+        }
+        let mut verdicts = vec![None; request.asks.len()];
+        for (group, answered) in groups.iter().zip(answers) {
+            match answered {
+                Ok(taken) => self.judge(&request, (group, taken), passed, &mut verdicts),
+                Err(error) => {
+                    for place in &group.places {
+                        let verdict = request.asks[*place].without_store(error, stands[*place]);
+                        verdicts[*place] = Some(verdict);
+                    }
+                }
+            }
+        }
+        request.answer(passed, &verdicts)
+    }
+
+    /// Asks every shard at the same time.
+    async fn ask(&self, groups: &[Group]) -> Vec<Result<Taken, StoreError>> {
+        let mut answers = match groups {
+            [only] => vec![self.store.take(only.shard, &only.takes).await],
+            _ => {
+                let asked = groups
+                    .iter()
+                    .map(|group| self.store.take(group.shard, &group.takes));
+                join::all(asked.collect()).await
+            }
+        };
+        for (group, answered) in groups.iter().zip(&mut answers) {
+            if let Ok(taken) = answered
+                && taken.keys.len() != group.takes.len()
+            {
+                *answered = Err(StoreError::Nonsense);
+            }
+            match answered {
+                Ok(_) => self.emergency.answered(group.shard),
+                Err(_) => self.emergency.failed(group.shard),
+            }
+        }
+        answers
+    }
+
+    /// Gives back to every shard at the same time. What a shard does not take back is lost to the
+    /// client until it is refilled.
+    async fn give_back(&self, groups: Vec<&Group>) {
+        let given = groups
+            .iter()
+            .map(|group| self.store.give_back(group.shard, &group.takes));
+        let given = join::all(given.collect()).await;
+        for (group, given) in groups.iter().zip(given) {
+            match given {
+                Ok(_) => self.emergency.answered(group.shard),
+                Err(_) => self.emergency.failed(group.shard),
+            }
+        }
+    }
+
+    /// Lets the emergency limiter decide on the keys of failed shards whose policies want that; by
+    /// place.
+    fn stand_in(
+        &self,
+        request: &Request<'_>,
+        groups: &[Group],
+        answers: &[Result<Taken, StoreError>],
+        passed: bool,
+    ) -> Vec<Option<Stand>> {
+        let mut stands = vec![None; request.asks.len()];
+        let failed = groups
+            .iter()
+            .zip(answers)
+            .filter(|(_, answered)| answered.is_err());
+        let local: Vec<(usize, (ShardId, Take))> = failed
+            .flat_map(|(group, _)| group.places.iter().map(|place| (*place, group.shard)))
+            .map(|(place, shard)| (place, (shard, request.asks[place].take)))
+            .filter(|(place, _)| request.asks[*place].on_failure() == OnStoreFailure::Local)
+            .collect();
+        if !local.is_empty() {
+            let asked: Vec<(ShardId, Take)> = local.iter().map(|(_, asked)| *asked).collect();
+            let decided = self.emergency.take(&asked, passed);
+            for ((place, _), stand) in local.iter().zip(decided) {
+                stands[*place] = Some(stand);
+            }
+        }
+        stands
+    }
+
+    /// What a shard's answer means for each of its keys.
+    fn judge(
+        &self,
+        request: &Request<'_>,
+        (group, taken): (&Group, Taken),
+        passed: bool,
+        verdicts: &mut [Option<Verdict>],
+    ) {
+        let given_back = !passed && all_afford(&taken);
+        for (place, answered) in group.places.iter().zip(taken.keys) {
+            let ask = &request.asks[*place];
+            let Take { key, cost, base } = &ask.take;
+            let pieces = base.pieces(taken.memory);
+            let mut bucket = answered.bucket;
+            let capacity = bucket.capacity(&pieces);
+            let limit = ask.split.limit();
+            if given_back {
+                let level = bucket.level.plus(limit.level(*cost));
+                bucket.level = level.min(capacity.max(bucket.level));
+            }
+            // Of a request that others denied nothing is wanted.
+            let counts = ask.policy.scope() == Scope::Global && cost.0 > 0;
+            if counts && (passed || !answered.affords) {
+                let exceeds = !answered.affords || limit.level(*cost) > capacity;
+                let low = bucket.level < Level(capacity.0 / 2);
+                self.press(*key, (exceeds, low), *cost);
+            }
+            let ground = Ground {
+                limit,
+                overrun: ask.policy.overrun(),
+                base,
+                pieces: &pieces,
+                bucket: &bucket,
+                stamp: taken.stamp,
+            };
+            verdicts[*place] = Some(Verdict {
+                policy: ask.policy.index(),
+                decision: ground.decision(*cost, answered.affords),
+                stamp: Some(taken.stamp),
+                fallback: None,
+            });
+        }
+    }
+
+    fn press(&self, key: Key, (exceeds, low): (bool, bool), cost: Tokens) {
+        if let Some(pressure) = &self.pressure
+            && (exceeds || low)
+            && self.policies.regions().len() > 1
+        {
+            pressure.offer(key, if exceeds { cost } else { Tokens(0) });
+        }
+    }
+}
+
+/// Whether every key of a shard could pay, and so has paid.
+fn all_afford(taken: &Taken) -> bool {
+    taken.keys.iter().all(|key| key.affords)
 }

@@ -175,11 +175,11 @@ impl PolicySet {
     }
 
     /// The policies that apply to a request, in the order of the file.
-    pub fn matching<'a>(
+    pub fn matching<'a, 'r>(
         &'a self,
         domain: &str,
-        attributes: Attributes<'a>,
-    ) -> impl Iterator<Item = &'a Policy> + use<'a> {
+        attributes: Attributes<'r>,
+    ) -> impl Iterator<Item = &'a Policy> + use<'a, 'r> {
         let places = self.domains.get(domain).map_or(&[][..], Vec::as_slice);
         places
             .iter()
