@@ -1,1 +1,4 @@
-//! How regions and nodes talk: a pure core (membership, replica, exchange) and QUIC.
+
+pub mod codec;
+pub mod frame;
+pub mod identity;
