@@ -1,4 +1,6 @@
+//! How regions and nodes talk: a pure core (membership, replica, exchange) and QUIC.
 
 pub mod codec;
 pub mod frame;
 pub mod identity;
+pub mod membership;
