@@ -177,8 +177,10 @@ impl<C: Clock + Clone> Emergency<C> {
             buckets.restore(take.key, before);
         }
         stand.affords = take.cost <= stand.remaining;
-        if let (false, Some(cost)) = (stand.affords, cost(take)) {
-            // A denial changes nothing. What exceeds the burst waits for the shard.
+        // The governor multiplies before it compares, so that it must not see more than the burst.
+        let cost = cost(take).filter(|cost| *cost <= part.burst);
+        if let (false, Some(cost)) = (stand.affords, cost) {
+            // A denial changes nothing.
             if let Ok(Err(not_until)) = limiter.check_key_n(&take.key, cost) {
                 stand.retry_after = not_until.wait_time_from(self.clock.now());
             }
@@ -319,4 +321,142 @@ fn cost(take: &Take) -> Option<NonZeroU32> {
 /// Locks; what a panic has left behind is whole, since every change is one insertion or removal.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use governor::clock::FakeRelativeClock;
+
+    use super::*;
+    use crate::bucket::Lost;
+    use crate::units::{Client, Level, PolicyId, Share, Tick};
+
+    const SHARD: ShardId = ShardId(3);
+
+    fn emergency(nodes: u32, keys_max: usize) -> (FakeRelativeClock, Emergency<FakeRelativeClock>) {
+        let clock = FakeRelativeClock::default();
+        let nodes = NonZeroU32::new(nodes).expect("not zero");
+        (clock.clone(), Emergency::new(clock, nodes, keys_max))
+    }
+
+    /// Ten tokens at once, one per second.
+    fn take_of(client: u128, cost: u64) -> (ShardId, Take) {
+        let base = Base {
+            tick: Tick::Micro,
+            token: Level(1_000_000),
+            share: Share(1),
+            capacity: Level(10_999_999),
+            floor: Level::ZERO,
+            wait: Duration::ZERO,
+            debt: Level::ZERO,
+            lost: Lost::Empty,
+        };
+        let key = Key {
+            client: Client(client),
+            policy: PolicyId(1),
+        };
+        let cost = Tokens(cost);
+        (SHARD, Take { key, cost, base })
+    }
+
+    fn affords(emergency: &Emergency<FakeRelativeClock>, client: u128, cost: u64) -> bool {
+        emergency.take(&[take_of(client, cost)], true)[0].affords
+    }
+
+    #[test]
+    fn emergency_gives_whole_tokens_at_the_base_rate() {
+        let (clock, emergency) = emergency(1, 10);
+        emergency.failed(SHARD);
+        assert!(affords(&emergency, 1, 10) && !affords(&emergency, 1, 1));
+        clock.advance(Duration::from_millis(999));
+        let stand = emergency.take(&[take_of(1, 1)], true)[0];
+        assert_eq!((stand.affords, stand.remaining), (false, Tokens(0)));
+        assert_eq!(stand.retry_after, Duration::from_millis(1));
+        clock.advance(Duration::from_millis(1));
+        assert!(affords(&emergency, 1, 1) && !affords(&emergency, 1, 1));
+        clock.advance(Duration::from_secs(100));
+        assert!(!affords(&emergency, 1, 11), "never more than its capacity");
+        assert!(affords(&emergency, 1, 10) && !affords(&emergency, 1, 1));
+    }
+
+    #[test]
+    fn emergency_denies_where_a_node_has_less_than_one_token() {
+        let (_, ten) = emergency(10, 10);
+        ten.failed(SHARD);
+        assert!(affords(&ten, 1, 1) && !affords(&ten, 1, 1));
+        let (_, eleven) = emergency(11, 10);
+        eleven.failed(SHARD);
+        assert!(!affords(&eleven, 1, 1) && affords(&eleven, 1, 0));
+        let (shard, mut take) = take_of(1, 1);
+        take.base.share = Share::ZERO;
+        assert!(
+            !ten.take(&[(shard, take)], true)[0].affords,
+            "nothing flows in"
+        );
+    }
+
+    #[test]
+    fn emergency_takes_from_all_keys_or_from_none() {
+        let (_, emergency) = emergency(1, 10);
+        emergency.failed(SHARD);
+        assert!(affords(&emergency, 1, 8));
+        let stands = emergency.take(&[take_of(1, 3), take_of(2, 3)], true);
+        let stands: Vec<_> = stands.iter().map(|s| (s.affords, s.remaining.0)).collect();
+        assert_eq!(stands, [(false, 2), (true, 10)]);
+        let unwanted = emergency.take(&[take_of(2, 3)], false)[0];
+        assert_eq!((unwanted.affords, unwanted.remaining), (true, Tokens(10)));
+        assert!(affords(&emergency, 2, 10));
+    }
+
+    #[test]
+    fn emergency_is_fresh_in_a_new_outage_but_not_at_each_failure() {
+        let (clock, emergency) = emergency(1, 10);
+        emergency.failed(SHARD);
+        assert!(affords(&emergency, 1, 10));
+        for _ in 0..3 {
+            emergency.answered(SHARD);
+            emergency.failed(SHARD);
+            assert!(!affords(&emergency, 1, 1), "the same outage");
+        }
+        clock.advance(Duration::from_secs(1));
+        assert!(affords(&emergency, 1, 1));
+        clock.advance(CALM - Duration::from_secs(1));
+        emergency.failed(SHARD);
+        assert!(!affords(&emergency, 1, 10), "nobody has seen it answer");
+        clock.advance(CALM);
+        emergency.answered(SHARD);
+        assert!(!emergency.any.load(Ordering::SeqCst));
+        emergency.failed(SHARD);
+        assert!(affords(&emergency, 1, 10), "a new outage");
+    }
+
+    #[test]
+    fn emergency_denies_new_keys_when_full_until_others_have_refilled() {
+        let (clock, emergency) = emergency(1, 2);
+        emergency.failed(SHARD);
+        assert!(affords(&emergency, 1, 1) && affords(&emergency, 2, 10));
+        assert!(!affords(&emergency, 3, 1), "no room");
+        assert!(affords(&emergency, 1, 1), "known keys go on");
+        clock.advance(Duration::from_secs(4));
+        assert!(
+            affords(&emergency, 3, 1),
+            "1 was full again and is forgotten"
+        );
+        assert!(!affords(&emergency, 4, 1));
+    }
+
+    #[test]
+    fn emergency_arithmetic_does_not_wrap_for_a_slow_limit_with_a_large_burst() {
+        let (_, emergency) = emergency(1, 10);
+        emergency.failed(SHARD);
+        let (shard, mut take) = take_of(1, 1);
+        take.base.tick = Tick::Milli;
+        take.base.token = Level(315_360_000_000);
+        take.base.capacity = Level(i64::MAX);
+        for _ in 0..1_000 {
+            emergency.take(&[(shard, take)], true);
+        }
+        take.cost = Tokens(u64::MAX);
+        assert!(!emergency.take(&[(shard, take)], true)[0].affords);
+    }
 }

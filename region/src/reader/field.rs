@@ -387,3 +387,53 @@ fn distance(a: &str, b: &str) -> usize {
     }
     row.last().copied().unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duration_needs_a_whole_number_and_a_unit() {
+        for (text, micros) in [
+            ("0s", 0),
+            ("7us", 7),
+            ("250ms", 250_000),
+            ("10s", 10_000_000),
+            ("1m", 60_000_000),
+            ("2h", 7_200_000_000),
+            ("7d", 604_800_000_000),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_micros(micros)), "{text}");
+        }
+        for (text, expected) in [
+            ("10", "has no unit"),
+            ("-10s", "is negative; write for example \"10s\""),
+            ("s", "not a whole number"),
+            ("", "not a whole number"),
+            ("1.5s", "not a whole number"),
+            ("1h30m", "not a whole number"),
+            ("1 s", "not a unit"),
+            ("10sec", "`sec` is not a unit"),
+            ("10é", "not a unit"),
+            ("99999999999999999999s", "too long"),
+            ("999999999999999999d", "too long"),
+        ] {
+            let message = duration(text).expect_err(text);
+            assert!(message.contains(expected), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn nearest_suggests_only_what_may_have_been_meant() {
+        let known = ["per", "rate", "burst", "on_store_failure"];
+        for (name, expected) in [
+            ("perod", Some("per")),
+            ("rates", Some("rate")),
+            ("brust", Some("burst")),
+            ("on_store_fail", Some("on_store_failure")),
+            ("colour", None),
+        ] {
+            assert_eq!(nearest(name, &known), expected, "{name}");
+        }
+    }
+}

@@ -159,3 +159,74 @@ impl fmt::Display for Problems {
 }
 
 impl std::error::Error for Problems {}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn problems(text: &str) -> String {
+        let result = read(text, "node.toml", |root| {
+            let server = root.required("server", "{ port = 1 }");
+            let port = server.and_then(|field| {
+                field.table(|server| {
+                    let name = server.or("name", "here", Field::name);
+                    let port = server.required("port", "8080");
+                    let port = port.and_then(|port| port.whole(1..=65_535));
+                    let grace = server.or("grace", Duration::ZERO, Field::duration_or_zero);
+                    name.and(grace).and(port)
+                })
+            });
+            root.or("verbose", false, Field::flag).and(port)
+        });
+        result.map_or_else(
+            |problems| problems.to_string(),
+            |port| format!("port {port}"),
+        )
+    }
+
+    #[test]
+    fn read_returns_what_was_read_when_nothing_is_wrong() {
+        assert_eq!(problems("[server]\nport = 0x1F_90 # eighty\n"), "port 8080");
+    }
+
+    #[test]
+    fn read_reports_every_problem_by_line() {
+        let text = "verbos = true\n[server]\nport = 70_000\nname = \"A b\"\ngrace = 5\nx = 1\n";
+        let expected = "\
+node.toml:1: verbos: is not known here; did you mean `verbose`?
+node.toml:3: server.port: `70000` is out of range; write a whole number from 1 to 65535
+node.toml:4: server.name: `A b` is not a name; write 1 to 64 characters of a-z, 0-9, `_`, `.` and `-`
+node.toml:5: server.grace: `5` has no unit; write for example \"5s\"
+node.toml:6: server.x: is not known here; the fields are `grace`, `name`, `port`";
+        assert_eq!(problems(text), expected);
+    }
+
+    #[test]
+    fn read_reports_faults_of_syntax_beside_the_others_and_nothing_as_missing() {
+        let text = "verbose = yes\n[server]\nprt = 1\n";
+        let problems = problems(text);
+        assert!(
+            problems.starts_with("node.toml:1: verbose: is not TOML: "),
+            "{problems}"
+        );
+        assert!(
+            problems.contains("node.toml:3: server.prt: is not known"),
+            "{problems}"
+        );
+        assert_eq!(problems.lines().count(), 2, "{problems}");
+    }
+
+    #[test]
+    fn read_is_bounded_whatever_the_text() {
+        let deep = format!("a = {}", "[".repeat(500_000));
+        let wrong = "a = \n".repeat(170_000);
+        let dotted = "a.".repeat(500_000) + "b = 1";
+        let unknown: String = (0..50_000).map(|n| format!("field{n} = 1\n")).collect();
+        for text in [deep, wrong, dotted, unknown, "a".repeat(TEXT_MAX + 1)] {
+            let lines = problems(&text).lines().count();
+            assert!((1..=PROBLEMS_MAX).contains(&lines));
+        }
+    }
+}
