@@ -61,10 +61,10 @@ struct Outage<C: Clock> {
     failed_at: C::Instant,
     swept_at: Option<C::Instant>,
     /// One limiter for each quota that occurs, each with its own keys.
-    limiters: BTreeMap<Part, (Buckets, Limiter<C>)>,
+    limiters: BTreeMap<Part, (Buckets, Governor<C>)>,
 }
 
-type Limiter<C> = RateLimiter<Key, Buckets, C, StateInformationMiddleware>;
+type Governor<C> = RateLimiter<Key, Buckets, C, StateInformationMiddleware>;
 
 /// What a node may use of a region's base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -229,12 +229,12 @@ impl<C: Clock + Clone> Outage<C> {
         limiter.is_some_and(|(buckets, _)| buckets.level(key).is_some())
     }
 
-    fn limiter(&mut self, part: Part, clock: &C) -> &(Buckets, Limiter<C>) {
+    fn limiter(&mut self, part: Part, clock: &C) -> &(Buckets, Governor<C>) {
         self.limiters.entry(part).or_insert_with(|| {
             let buckets = Buckets::default();
             let quota = Quota::with_period(part.interval).expect("an interval is never zero");
             let quota = quota.allow_burst(part.burst);
-            let limiter = Limiter::new(quota, buckets.clone(), clock.clone());
+            let limiter = Governor::new(quota, buckets.clone(), clock.clone());
             (buckets, limiter)
         })
     }

@@ -225,8 +225,8 @@ impl<S: Store> Limiter<S> {
                 Ok(taken) => self.judge(&request, (group, taken), passed, &mut verdicts),
                 Err(error) => {
                     for place in &group.places {
-                        let verdict = request.asks[*place].without_store(error, stands[*place]);
-                        verdicts[*place] = Some(verdict);
+                        let stand = stands.get(*place).copied().flatten();
+                        verdicts[*place] = Some(request.asks[*place].without_store(error, stand));
                     }
                 }
             }
@@ -275,7 +275,7 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Lets the emergency limiter decide on the keys of failed shards whose policies want that; by
-    /// place.
+    /// place, or nothing if every shard has answered.
     fn stand_in(
         &self,
         request: &Request<'_>,
@@ -283,6 +283,9 @@ impl<S: Store> Limiter<S> {
         answers: &[Result<Taken, StoreError>],
         passed: bool,
     ) -> Vec<Option<Stand>> {
+        if answers.iter().all(Result::is_ok) {
+            return Vec::new();
+        }
         let mut stands = vec![None; request.asks.len()];
         let failed = groups
             .iter()
