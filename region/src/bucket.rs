@@ -219,7 +219,7 @@ impl Bucket {
     }
 }
 
-/// Brings a level at `at` to `now` along a schedule; returns the level and the tick it is settled to.
+/// Brings a level at `at` to `now` along a schedule; returns it and the tick it is settled to.
 fn settle(level: Level, at: Ticks, now: Ticks, along: (Tick, &[Piece])) -> (Level, Ticks) {
     let (tick, pieces) = along;
     if now < at {

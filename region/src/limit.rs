@@ -270,8 +270,8 @@ impl Split {
 
     /// The base share of a region for one client; zero for a region that is not configured.
     ///
-    /// What rounding leaves over goes to the largest remainders; ties are broken by a hash of client
-    /// and region, so that no region is favoured over all clients.
+    /// What rounding leaves over goes to the largest remainders; ties are broken by a hash of the
+    /// client and the region, so that no region is favoured over all clients.
     #[must_use]
     pub fn base(&self, region: RegionId, client: Client) -> Share {
         let Some(own) = self.parts.get(usize::from(region.0)) else {

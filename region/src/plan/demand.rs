@@ -1,8 +1,8 @@
 //! How much a region is offered, in integers (PROTOCOL 4).
 //!
 //! Two exponentially weighted averages of the offered rate, denials included. The slow one carries
-//! the answer and is quiet under noise; it jumps when the fast one, or the last sample or two alone,
-//! differ from it by more than the noise of a Poisson count explains.
+//! the answer and is quiet under noise; it jumps when the fast one, or the last sample or two
+//! alone, differ from it by more than the noise of a Poisson count explains.
 
 use crate::limit::Limit;
 use crate::units::{Share, Tick, Ticks, Tokens, mul_div};

@@ -1,9 +1,9 @@
 //! How much to grant (PROTOCOL 4): `plan(own ledger, demand of all regions, base shares)`.
 //!
-//! Only safety is a rule; the amounts here are a policy that can be read and replaced. The target is
-//! weighted max-min fairness: shares are poured like water into regions whose width is their base
-//! share, up to their demand; what nobody wants goes to whoever is active. Every region works out the
-//! same targets from the same rows, so nobody has to agree with anybody.
+//! Only safety is a rule; the amounts here are a policy that can be read and replaced. The target
+//! is weighted max-min fairness: shares are poured like water into regions whose width is their
+//! base share, up to their demand; what nobody wants goes to whoever is active. Every region works
+//! out the same targets from the same rows, so nobody has to agree with anybody.
 
 mod demand;
 
@@ -168,7 +168,8 @@ fn pour(units: u64, wanted: &[u64], weights: &[u64]) -> Vec<u64> {
 }
 
 /// What the lender `from` gives to each region: its surplus over its target, dealt in proportion to
-/// need, or for a small limit in whole units along a line on which all surplus lies beside all need.
+/// need, or for a small limit in whole units along a line on which all surplus lies beside all
+/// need.
 fn surplus_to(
     regions: &[Outlook],
     targets: &[Share],

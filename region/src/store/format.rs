@@ -301,6 +301,7 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     use super::*;
@@ -385,7 +386,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ledger_never_panics_on_hostile_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn ledger_never_panics_on_hostile_bytes(bytes in vec(any::<u8>(), 0..200)) {
             let _ = decode_ledger(&bytes);
             let mut framed = version_prefix(Sequence::default()).to_vec();
             framed.push(FORMAT);

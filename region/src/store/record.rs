@@ -450,7 +450,8 @@ mod tests {
             }
             if let Some(record) = Record::decode(&bytes) {
                 let memory = Memory { generation: record.generation, began: Timestamp(0) };
-                let current = Record::current(Some(&record), &base(10, 100), memory, Timestamp(now));
+                let base = base(10, 100);
+                let current = Record::current(Some(&record), &base, memory, Timestamp(now));
                 prop_assert!(current.bucket.pieces.len() <= record.bucket.pieces.len());
             }
         }
