@@ -197,7 +197,8 @@ mod tests {
         let expected = "\
 node.toml:1: verbos: is not known here; did you mean `verbose`?
 node.toml:3: server.port: `70000` is out of range; write a whole number from 1 to 65535
-node.toml:4: server.name: `A b` is not a name; write 1 to 64 characters of a-z, 0-9, `_`, `.` and `-`
+node.toml:4: server.name: `A b` is not a name; write 1 to 64 characters of a-z, 0-9, `_`, \
+`.` and `-`
 node.toml:5: server.grace: `5` has no unit; write for example \"5s\"
 node.toml:6: server.x: is not known here; the fields are `grace`, `name`, `port`";
         assert_eq!(problems(text), expected);
