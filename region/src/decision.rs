@@ -127,3 +127,145 @@ impl Ground<'_> {
 pub(crate) const fn is_possible(limit: &Limit, overrun: Tokens, cost: Tokens) -> bool {
     cost.0 <= limit.burst().0.saturating_add(overrun.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::bucket::{Lost, Memory};
+    use crate::units::{Generation, Share, Tick, Ticks, Timestamp};
+
+    /// Ten tokens per second, burst ten.
+    fn limit() -> Limit {
+        let limit = Limit::try_new(Tokens(10), Duration::from_secs(1), Tokens(10));
+        limit.expect("exact")
+    }
+
+    fn base(limit: &Limit) -> Base {
+        Base {
+            tick: Tick::Micro,
+            token: limit.token(),
+            share: limit.total(),
+            capacity: limit.level(Tokens(10)),
+            floor: Level::ZERO,
+            wait: Duration::ZERO,
+            debt: Level::ZERO,
+            lost: Lost::Empty,
+        }
+    }
+
+    /// A bucket with a schedule of its own: a few pieces from `at` on, the last without an end.
+    fn scheduled() -> impl Strategy<Value = Bucket> {
+        let piece = (1_u64..2_000, 0_u64..30_000_000, 0_i64..1_000);
+        let pieces = prop::collection::vec(piece, 1..5);
+        (pieces, -300_i64..1_000).prop_map(|(pieces, level)| {
+            let mut until = 1_000;
+            let mut pieces: Vec<Piece> = pieces
+                .into_iter()
+                .map(|(length, share, capacity)| {
+                    until += length * 10;
+                    Piece {
+                        until: Ticks(until),
+                        share: Share(share),
+                        capacity: Level(capacity * 1_000_000_000),
+                    }
+                })
+                .collect();
+            if let Some(last) = pieces.last_mut() {
+                last.until = Ticks::NEVER;
+            }
+            Bucket {
+                level: Level(level * 1_000_000_000).min(pieces[0].capacity),
+                at: Ticks(1_000),
+                count: None,
+                pieces,
+            }
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn retry_holds_along_any_schedule(bucket in scheduled(), cost in 1_u64..10) {
+            let limit = limit();
+            let base = base(&limit);
+            let pieces = base.pieces(Memory::default());
+            let price = limit.level(Tokens(cost));
+            prop_assume!(!bucket.affords(price, base.debt));
+            let ground = Ground {
+                limit: &limit,
+                overrun: Tokens(0),
+                base: &base,
+                pieces: &pieces,
+                bucket: &bucket,
+                stamp: Stamp { generation: Generation(0), clock: Timestamp(1_000) },
+            };
+            let affords_at = |micros: u64| {
+                let mut later = bucket.clone();
+                later.settle(Ticks(1_000 + micros), base.tick, &pieces);
+                later.affords(price, base.debt)
+            };
+            let retry = ground.decision(Tokens(cost), false).retry_after.expect("possible");
+            match ground.wait_for(price) {
+                Some(wait) => {
+                    prop_assert_eq!(wait, retry);
+                    let wait = crate::units::micros(wait);
+                    prop_assert!(affords_at(wait) && !affords_at(wait - 1));
+                }
+                // Never without help: as long as the whole limit needs for it.
+                None => prop_assert_eq!(retry, Duration::from_millis(cost * 100)),
+            }
+        }
+    }
+
+    #[test]
+    fn retry_is_exact_within_a_long_tick() {
+        let limit = Limit::try_new(Tokens(1), Duration::from_secs(120), Tokens(1));
+        let limit = limit.expect("exact");
+        let base = Base {
+            tick: Tick::Milli,
+            ..base(&limit)
+        };
+        let pieces = base.pieces(Memory::default());
+        let bucket = Bucket {
+            level: Level::ZERO,
+            at: Ticks(5),
+            count: None,
+            pieces: Vec::new(),
+        };
+        let ground = Ground {
+            limit: &limit,
+            overrun: Tokens(0),
+            base: &base,
+            pieces: &pieces,
+            bucket: &bucket,
+            stamp: Stamp {
+                generation: Generation(0),
+                clock: Timestamp(5_700),
+            },
+        };
+        let retry = ground.decision(Tokens(1), false).retry_after;
+        assert_eq!(retry, Some(Duration::from_micros(120_000_000 - 700)));
+    }
+
+    #[test]
+    fn strictness_puts_denials_first_and_the_longest_before_the_others() {
+        let decision = |allowed, remaining, retry_after: Option<u64>| Decision {
+            allowed,
+            limit: Tokens(10),
+            remaining: Tokens(remaining),
+            reset_after: None,
+            retry_after: retry_after.map(Duration::from_secs),
+        };
+        let lenient_first = [
+            decision(true, 5, None),
+            decision(true, 1, None),
+            decision(false, 3, Some(1)),
+            decision(false, 3, Some(2)),
+            decision(false, 3, None),
+        ];
+        assert!(lenient_first.is_sorted_by_key(Decision::strictness));
+    }
+}

@@ -231,3 +231,31 @@ fn terms_change_with_what_is_arithmetic_and_with_nothing_else() {
         assert_ne!(terms(&plain), terms(&other), "{other}");
     }
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        failure_persistence: None,
+        ..proptest::prelude::ProptestConfig::default()
+    })]
+
+    /// Whatever is cut out of a good file, doubled or put in its place: it is accepted or refused.
+    #[test]
+    fn parse_never_panics(
+        at in 0_usize..400,
+        cut in 0_usize..20,
+        doubled in 0_usize..3,
+        text in "[\\[\\]{}=\"'a-z0-9.,_ \n#\\\\é-]{0,8}",
+    ) {
+        let good = policy("rate = 10\nper = \"1s\"\nburst = 20\noverrun = 3\nmatch = [{ attribute \
+            = \"plan\", glob = \"*\" }]\n");
+        let (start, end) = (at.min(good.len()), (at + cut).min(good.len()));
+        let (before, after) = (&good[..start], &good[end..]);
+        let bad = format!("{before}{text}{}{after}", good[start..end].repeat(doubled));
+        if let Err(problems) = PolicySet::parse(&bad, "policies.toml") {
+            let lines = bad.lines().count().max(1) + 1;
+            for problem in problems.all() {
+                assert!((1..=lines).contains(&problem.line), "{problem}");
+            }
+        }
+    }
+}

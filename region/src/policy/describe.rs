@@ -80,7 +80,7 @@ fn each(limit: &Limit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// A span in the largest unit that shows it whole.
-pub(crate) fn span(span: Duration) -> String {
+fn span(span: Duration) -> String {
     const UNITS: [(u64, &str); 6] = [
         (86_400_000_000, "d"),
         (3_600_000_000, "h"),

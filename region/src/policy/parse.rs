@@ -31,7 +31,7 @@ const KEY_MAX: usize = 16;
 
 /// The longest name of an attribute, and the longest text of a condition, in bytes.
 const ATTRIBUTE_MAX: usize = 128;
-const TEST_MAX: usize = 1_024;
+const TEST_MAX: usize = 256;
 
 /// The largest debt in level units, so that a script's numbers hold it exactly.
 const DEBT_MAX: u64 = 1 << 52;
