@@ -6,6 +6,8 @@
 //! leave are checked again by the swap, and tokens that arrive carry the instant at which they come
 //! too late.
 
+use std::time::Duration;
+
 use super::schedule;
 use super::{
     Applied, CLOCK_MARGIN, Entry, GRANT_TTL, Grant, HOLDS_MAX, Hold, Ledger, Peer, Returned, Row,
@@ -128,6 +130,24 @@ impl<'a> Transition<'a> {
     #[must_use]
     pub fn waits(&self) -> bool {
         self.stamp.clock < self.ledger.waits_until
+    }
+
+    /// What the ledger says to each other region, in their order.
+    #[must_use]
+    pub fn entries(&self) -> Vec<Entry> {
+        self.ledger
+            .peers
+            .iter()
+            .map(|(region, peer)| says(*region, peer))
+            .collect()
+    }
+
+    /// Whether a grant in use is older than `age` and wants a new basis.
+    #[must_use]
+    pub fn renews(&self, age: Duration) -> bool {
+        let used = self.ledger.peers.values().map(|peer| &peer.borrowed);
+        let mut used = used.filter(|borrowed| borrowed.applied.is_some());
+        used.any(|borrowed| self.stamp.clock.plus(GRANT_TTL) >= borrowed.until.plus(age))
     }
 
     /// Takes over a row of another region if it is newer than what is known (rule 8).
@@ -292,12 +312,7 @@ impl<'a> Transition<'a> {
             share: self.share(),
             level: self.level,
             admitted: bucket.count.unwrap_or_default().admitted,
-            entries: self
-                .ledger
-                .peers
-                .iter()
-                .map(|(region, peer)| says(*region, peer))
-                .collect(),
+            entries: self.entries(),
         };
         Outcome {
             expected: self.expected,

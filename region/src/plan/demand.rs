@@ -51,6 +51,10 @@ impl Demand {
         self.last = Sample { offered, elapsed };
         self.samples = self.samples.saturating_add(1);
         let recent = limit.rate_of(both.offered, both.elapsed);
+        if self.samples <= 2 {
+            (self.fast, self.slow) = (recent, recent);
+            return;
+        }
         let step = Share(limit.total().0 / STEP_PARTS);
         let noise = |rate: Share, window: Ticks| {
             Share(deviation(limit, rate, window).0.saturating_mul(SIGMAS)).plus(step)
