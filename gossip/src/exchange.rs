@@ -163,7 +163,10 @@ impl Exchange {
     /// The regions heard within [`HEARD_FOR`]: what the envelope of a frame says.
     pub fn heard(&self, now: Timestamp) -> impl Iterator<Item = RegionId> {
         let recently = move |peer: &Peer| peer.heard_at.is_some_and(|at| now.since(at) < HEARD_FOR);
-        self.peers.iter().filter(move |(_, peer)| recently(peer)).map(|(region, _)| *region)
+        self.peers
+            .iter()
+            .filter(move |(_, peer)| recently(peer))
+            .map(|(region, _)| *region)
     }
 
     /// Rows that were dropped because too many were waiting.
@@ -222,7 +225,9 @@ impl Exchange {
         heard: &[RegionId],
         out: &mut Vec<Output>,
     ) {
-        let Some(peer) = self.peers.get_mut(&from) else { return };
+        let Some(peer) = self.peers.get_mut(&from) else {
+            return;
+        };
         if peer.heard_at.is_none_or(|at| now.since(at) >= HEARD_FOR) {
             out.push(Output::RegionUp(from));
         }
@@ -234,13 +239,7 @@ impl Exchange {
     }
 
     /// Rule 8: newest wins, and what is new is relayed once to whom its origin cannot reach.
-    fn receive(
-        &mut self,
-        now: Timestamp,
-        from: RegionId,
-        said: (Key, Row),
-        out: &mut Vec<Output>,
-    ) {
+    fn receive(&mut self, now: Timestamp, from: RegionId, said: (Key, Row), out: &mut Vec<Output>) {
         let (key, row) = said;
         let origin = row.region;
         if origin == self.own || !self.peers.contains_key(&origin) {
@@ -258,7 +257,10 @@ impl Exchange {
             .iter()
             .filter(|(third, peer)| {
                 let reached = peer.heard_at.is_some_and(|at| now.since(at) < HEARD_FOR);
-                let hears = peer.hears.get(&origin).is_some_and(|at| now.since(*at) < HEARD_FOR);
+                let hears = peer
+                    .hears
+                    .get(&origin)
+                    .is_some_and(|at| now.since(*at) < HEARD_FOR);
                 **third != origin && **third != from && reached && !hears
             })
             .map(|(third, _)| *third)
@@ -271,7 +273,9 @@ impl Exchange {
     }
 
     fn enqueue(&mut self, to: RegionId, key: Key, row: Row) {
-        let Some(peer) = self.peers.get_mut(&to) else { return };
+        let Some(peer) = self.peers.get_mut(&to) else {
+            return;
+        };
         let waiting = peer.queue.get(&(key, row.region)).map(|row| row.version);
         if waiting.is_none() && peer.queue.len() >= QUEUE_MAX {
             self.dropped = self.dropped.saturating_add(1);
@@ -287,18 +291,28 @@ impl Exchange {
                 continue;
             }
             let rest = peer.queue.keys().nth(ROWS_PER_TICK).copied();
-            let rest = rest.map(|first| peer.queue.split_off(&first)).unwrap_or_default();
+            let rest = rest
+                .map(|first| peer.queue.split_off(&first))
+                .unwrap_or_default();
             let batch = std::mem::replace(&mut peer.queue, rest);
-            let rows = batch.into_iter().map(|((key, _), row)| (key, row)).collect();
+            let rows = batch
+                .into_iter()
+                .map(|((key, _), row)| (key, row))
+                .collect();
             peer.flushed_at = now;
             out.push(Output::Send { to: *to, rows });
         }
     }
 
     fn digest(&self, now: Timestamp, out: &mut Vec<Output>) {
-        let quiet = self.recent.iter().filter(|(_, (_, said))| now.since(*said) >= QUIET_AFTER);
-        let entries: Vec<_> =
-            quiet.take(ROWS_PER_TICK).map(|(key, (row, _))| (*key, row.version)).collect();
+        let quiet = self
+            .recent
+            .iter()
+            .filter(|(_, (_, said))| now.since(*said) >= QUIET_AFTER);
+        let entries: Vec<_> = quiet
+            .take(ROWS_PER_TICK)
+            .map(|(key, (row, _))| (*key, row.version))
+            .collect();
         if !entries.is_empty() {
             let sends = self.peers.keys().map(|to| (*to, entries.clone()));
             out.extend(sends.map(|(to, entries)| Output::Digest { to, entries }));
@@ -306,8 +320,10 @@ impl Exchange {
     }
 
     fn sweep(&mut self, now: Timestamp) {
-        self.recent.retain(|_, (_, said)| now.since(*said) < RECENT_FOR);
-        self.newest.retain(|_, (_, heard)| now.since(*heard) < NEWEST_FOR);
+        self.recent
+            .retain(|_, (_, said)| now.since(*said) < RECENT_FOR);
+        self.newest
+            .retain(|_, (_, heard)| now.since(*heard) < NEWEST_FOR);
     }
 }
 
@@ -317,13 +333,19 @@ mod tests {
 
     use super::*;
 
-    const KEY: Key = Key { client: region::units::Client(7), policy: PolicyId(9) };
+    const KEY: Key = Key {
+        client: region::units::Client(7),
+        policy: PolicyId(9),
+    };
 
     fn row(region: u16, n: u64) -> Row {
         Row {
             region: RegionId(region),
             terms: 1,
-            version: Sequence { generation: Generation(1), n },
+            version: Sequence {
+                generation: Generation(1),
+                n,
+            },
             clock: Timestamp(n),
             demand: Share(n),
             share: Share(0),
@@ -359,10 +381,24 @@ mod tests {
     #[test]
     fn exchange_sends_only_the_newest_row_of_a_key_in_a_tick() {
         let mut exchange = Exchange::new(RegionId(0), 3, at(0));
-        let out = step(&mut exchange, 0, Input::Say { key: KEY, row: row(0, 1) });
+        let out = step(
+            &mut exchange,
+            0,
+            Input::Say {
+                key: KEY,
+                row: row(0, 1),
+            },
+        );
         assert_eq!(sent(&out), [(1, vec![1]), (2, vec![1])]);
         for n in 2..5 {
-            let out = step(&mut exchange, n, Input::Say { key: KEY, row: row(0, n) });
+            let out = step(
+                &mut exchange,
+                n,
+                Input::Say {
+                    key: KEY,
+                    row: row(0, n),
+                },
+            );
             assert_eq!(sent(&out), []);
         }
         assert_eq!(exchange.deadline(), at(20));
@@ -373,10 +409,17 @@ mod tests {
     #[test]
     fn exchange_relays_once_and_only_to_whom_the_origin_cannot_reach() {
         let mut exchange = Exchange::new(RegionId(0), 3, at(0));
-        let hears = |from, heard| Input::Heard { from: RegionId(from), heard };
+        let hears = |from, heard| Input::Heard {
+            from: RegionId(from),
+            heard,
+        };
         step(&mut exchange, 0, hears(1, vec![RegionId(0), RegionId(2)]));
         step(&mut exchange, 0, hears(2, vec![RegionId(0)]));
-        let said = |n| Input::Row { from: RegionId(1), key: KEY, row: row(1, n) };
+        let said = |n| Input::Row {
+            from: RegionId(1),
+            key: KEY,
+            row: row(1, n),
+        };
         assert_eq!(sent(&step(&mut exchange, 1, said(5))), [(2, vec![5])]);
         assert_eq!(step(&mut exchange, 40, said(5)), [], "once");
         assert_eq!(step(&mut exchange, 60, said(4)), [], "only if newer");
@@ -388,16 +431,52 @@ mod tests {
     fn exchange_sends_a_lost_row_again_when_the_digest_shows_it() {
         let mut here = Exchange::new(RegionId(0), 2, at(0));
         let mut there = Exchange::new(RegionId(1), 2, at(0));
-        step(&mut here, 0, Input::Say { key: KEY, row: row(0, 3) });
+        step(
+            &mut here,
+            0,
+            Input::Say {
+                key: KEY,
+                row: row(0, 3),
+            },
+        );
         let out = step(&mut here, 1_000, Input::Timeout);
-        let [Output::Digest { entries, .. }] = out.as_slice() else { panic!("{out:?}") };
+        let [Output::Digest { entries, .. }] = out.as_slice() else {
+            panic!("{out:?}")
+        };
         let from = RegionId(0);
-        let out = step(&mut there, 1_001, Input::Digest { from, entries: entries.clone() });
-        let [Output::Request { keys, .. }] = out.as_slice() else { panic!("{out:?}") };
-        let request = Input::Request { from: RegionId(1), keys: keys.clone() };
+        let out = step(
+            &mut there,
+            1_001,
+            Input::Digest {
+                from,
+                entries: entries.clone(),
+            },
+        );
+        let [Output::Request { keys, .. }] = out.as_slice() else {
+            panic!("{out:?}")
+        };
+        let request = Input::Request {
+            from: RegionId(1),
+            keys: keys.clone(),
+        };
         assert_eq!(sent(&step(&mut here, 1_002, request)), [(1, vec![3])]);
-        step(&mut there, 1_003, Input::Row { from, key: KEY, row: row(0, 3) });
-        let again = step(&mut there, 2_000, Input::Digest { from, entries: entries.clone() });
+        step(
+            &mut there,
+            1_003,
+            Input::Row {
+                from,
+                key: KEY,
+                row: row(0, 3),
+            },
+        );
+        let again = step(
+            &mut there,
+            2_000,
+            Input::Digest {
+                from,
+                entries: entries.clone(),
+            },
+        );
         assert_eq!(again, [], "nothing is missing any more");
     }
 
@@ -405,7 +484,11 @@ mod tests {
     fn case_49_exchange_ignores_rows_about_itself_and_of_unknown_regions() {
         let mut exchange = Exchange::new(RegionId(0), 2, at(0));
         for origin in [0, 7] {
-            let input = Input::Row { from: RegionId(1), key: KEY, row: row(origin, 9) };
+            let input = Input::Row {
+                from: RegionId(1),
+                key: KEY,
+                row: row(origin, 9),
+            };
             assert_eq!(step(&mut exchange, 1, input), []);
         }
     }

@@ -119,14 +119,21 @@ impl Replica {
     /// A machine without any work.
     #[must_use]
     pub const fn new(own: RegionId, policies: Arc<PolicySet>) -> Self {
-        let (works, deadlines) = (BTreeMap::new(), BTreeSet::new());
-        Self { own, policies, works, deadlines, refused: 0 }
+        Self {
+            own,
+            policies,
+            works: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            refused: 0,
+        }
     }
 
     /// The instant at which [`Input::Timeout`] is due.
     #[must_use]
     pub fn deadline(&self) -> Timestamp {
-        self.deadlines.first().map_or(Timestamp::NEVER, |(at, _)| *at)
+        self.deadlines
+            .first()
+            .map_or(Timestamp::NEVER, |(at, _)| *at)
     }
 
     /// The number of keys in work.
@@ -215,7 +222,9 @@ impl Replica {
 
     /// Has a key looked at as soon as the tick allows.
     fn arm(&mut self, now: Timestamp, key: Key, out: &mut Vec<Output>) {
-        let Some(work) = self.works.get(&key) else { return };
+        let Some(work) = self.works.get(&key) else {
+            return;
+        };
         if !matches!(work.phase, Phase::Idle) {
             return;
         }
@@ -230,14 +239,18 @@ impl Replica {
 
     /// Has a key looked at no earlier than `at`.
     fn rest(&mut self, key: Key, at: Timestamp) {
-        let Some(work) = self.works.get_mut(&key) else { return };
+        let Some(work) = self.works.get_mut(&key) else {
+            return;
+        };
         self.deadlines.remove(&(work.next, key));
         work.next = at;
         self.deadlines.insert((at, key));
     }
 
     fn load(&mut self, now: Timestamp, key: Key, out: &mut Vec<Output>) {
-        let Some(work) = self.works.get_mut(&key) else { return };
+        let Some(work) = self.works.get_mut(&key) else {
+            return;
+        };
         if !matches!(work.phase, Phase::Idle) {
             return;
         }
@@ -266,7 +279,9 @@ impl Replica {
             self.works.remove(&key);
             return;
         };
-        let Some(work) = self.works.get_mut(&key) else { return };
+        let Some(work) = self.works.get_mut(&key) else {
+            return;
+        };
         let limit = terms.split.limit();
         work.measure(limit, &loaded.bucket);
         let mut transition = Transition::new(terms, base, loaded);
@@ -276,7 +291,10 @@ impl Replica {
             }
         }
         let demand = work.demand(now, terms.split);
-        let own = Own { demand, starving: work.starves(now, demand, &transition) };
+        let own = Own {
+            demand,
+            starving: work.starves(now, demand, &transition),
+        };
         if work.ready() {
             plan(&mut transition, &terms, own);
         }
@@ -288,7 +306,11 @@ impl Replica {
         let lively = !rows.is_empty();
         let keep = schedule::keep(transition.ledger(), &base, loaded.stamp.clock);
         let outcome = transition.finish(demand, &loaded.bucket);
-        work.phase = Phase::Swapping { rows, row: outcome.row, due };
+        work.phase = Phase::Swapping {
+            rows,
+            row: outcome.row,
+            due,
+        };
         if lively {
             work.stir(now);
         }
@@ -304,8 +326,12 @@ impl Replica {
     }
 
     fn retry(&mut self, now: Timestamp, key: Key, current: &Loaded, out: &mut Vec<Output>) {
-        let Some(work) = self.works.get_mut(&key) else { return };
-        let Phase::Swapping { rows, .. } = work.phase.take() else { return };
+        let Some(work) = self.works.get_mut(&key) else {
+            return;
+        };
+        let Phase::Swapping { rows, .. } = work.phase.take() else {
+            return;
+        };
         work.tries += 1;
         if work.tries < TRIES_MAX {
             self.decide(now, key, (current, rows), out);
@@ -318,8 +344,12 @@ impl Replica {
     }
 
     fn swapped(&mut self, now: Timestamp, key: Key, out: &mut Vec<Output>) {
-        let Some(work) = self.works.get_mut(&key) else { return };
-        let Phase::Swapping { row, due, .. } = work.phase.take() else { return };
+        let Some(work) = self.works.get_mut(&key) else {
+            return;
+        };
+        let Phase::Swapping { row, due, .. } = work.phase.take() else {
+            return;
+        };
         work.holds_loans = work::has_loans(&row);
         if due {
             work.say(now, row.clone());
@@ -330,7 +360,9 @@ impl Replica {
 
     /// Ends a look at a key: it is looked at again soon, later, or not at all.
     fn settle(&mut self, now: Timestamp, key: Key, changed: bool) {
-        let Some(work) = self.works.get_mut(&key) else { return };
+        let Some(work) = self.works.get_mut(&key) else {
+            return;
+        };
         if changed {
             work.stir(now);
         }
@@ -346,5 +378,10 @@ impl Replica {
 }
 
 fn terms(policy: &Policy, own: RegionId, key: Key) -> Option<Terms<'_>> {
-    Some(Terms { own, client: key.client, split: policy.split()?, id: policy.terms() })
+    Some(Terms {
+        own,
+        client: key.client,
+        split: policy.split()?,
+        id: policy.terms(),
+    })
 }

@@ -187,7 +187,14 @@ impl Work {
         let substance = |entry: &Entry| {
             let grant = entry.grant.map(|grant| grant.sequence);
             let echo = entry.seen.generation;
-            (entry.region, grant, entry.applied, entry.returned, entry.recalled, echo)
+            (
+                entry.region,
+                grant,
+                entry.applied,
+                entry.returned,
+                entry.recalled,
+                echo,
+            )
         };
         let none = Vec::new();
         let said = self.said.as_ref().map_or(&none, |row| &row.entries);
@@ -224,7 +231,8 @@ impl Work {
     }
 
     fn is_pressed(&self, now: Timestamp) -> bool {
-        self.pressed_at.is_some_and(|at| now.since(at) < PRESSED_FOR)
+        self.pressed_at
+            .is_some_and(|at| now.since(at) < PRESSED_FOR)
     }
 }
 
