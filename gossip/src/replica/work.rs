@@ -184,16 +184,17 @@ impl Work {
             return false;
         }
         let entries = at.entries();
+        // That a renewal has been applied is no news: the lender holds as much either way.
         let substance = |entry: &Entry| {
             let grant = entry.grant.map(|grant| grant.sequence);
-            let echo = entry.seen.generation;
+            let applied = entry.applied.map(|applied| applied.share);
             (
                 entry.region,
                 grant,
-                entry.applied,
+                applied,
                 entry.returned,
                 entry.recalled,
-                echo,
+                entry.seen.generation,
             )
         };
         let none = Vec::new();
