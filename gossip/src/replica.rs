@@ -159,9 +159,9 @@ impl Replica {
                 }
             }
             Input::Loaded { key, loaded } => {
-                let rows = match self.works.get_mut(&key).map(|work| work.phase.take()) {
-                    Some(Phase::Loading { rows }) => rows,
-                    _ => return,
+                let phase = self.works.get_mut(&key).map(|work| work.phase.take());
+                let Some(Phase::Loading { rows }) = phase else {
+                    return;
                 };
                 self.decide(now, key, (&loaded, rows), out);
             }

@@ -43,7 +43,7 @@ struct Node {
     admitted: u64,
     offered: u64,
     owed: f64,
-    rows_sent: u64,
+    rows_sent: usize,
 }
 
 struct World {
@@ -60,6 +60,10 @@ enum Mail {
     Rows(Vec<(Key, region::ledger::Row)>),
     Digest(Vec<(Key, region::units::Sequence)>),
     Request(Vec<Key>),
+}
+
+fn region_id(index: usize) -> RegionId {
+    RegionId(u16::try_from(index).expect("three regions"))
 }
 
 /// Runs a future that never waits.
@@ -173,7 +177,7 @@ impl World {
             match output {
                 replica::Output::Load { key } => {
                     let base = self.policies.policies()[0]
-                        .base(RegionId(u16::try_from(index).unwrap()), key.client)
+                        .base(region_id(index), key.client)
                         .expect("a base");
                     let loaded = now(self.nodes[index].limiter.store().load(key, &base));
                     let loaded = Box::new(loaded.expect("a memory store answers"));
@@ -206,7 +210,7 @@ impl World {
                     self.replica(index, replica::Input::Row { key, row });
                 }
                 exchange::Output::Send { to, rows } => {
-                    self.nodes[index].rows_sent += u64::try_from(rows.len()).unwrap();
+                    self.nodes[index].rows_sent += rows.len();
                     self.post(index, to, Mail::Rows(rows));
                 }
                 exchange::Output::Digest { to, entries } => {
@@ -222,7 +226,7 @@ impl World {
         let now = self.now();
         while let Some(entry) = self.mail.first_entry().filter(|entry| entry.key().0 <= now) {
             let (from, to, mail) = entry.remove();
-            let from = RegionId(u16::try_from(from).unwrap());
+            let from = region_id(from);
             match mail {
                 Mail::Rows(rows) => {
                     for (key, row) in rows {
@@ -243,7 +247,7 @@ impl World {
             for to in (0..3).filter(|to| *to != from) {
                 if !self.cut.contains(&(from, to)) {
                     let heard = self.nodes[from].exchange.heard(self.now()).collect();
-                    let from = RegionId(u16::try_from(from).unwrap());
+                    let from = region_id(from);
                     self.exchange(to, exchange::Input::Heard { from, heard });
                 }
             }
@@ -298,7 +302,7 @@ impl World {
 
     fn share(&self, index: usize) -> u64 {
         let policy = &self.policies.policies()[0];
-        let region = RegionId(u16::try_from(index).unwrap());
+        let region = region_id(index);
         let base = policy.base(region, self.key().client).expect("a base");
         let loaded = now(self.nodes[index].limiter.store().load(self.key(), &base)).expect("loads");
         let pieces = base.pieces(loaded.memory);
@@ -320,7 +324,7 @@ fn keys_inside_their_base_share_say_nothing() {
     for (offered, admitted) in passed {
         assert_eq!(offered, admitted);
     }
-    let said: u64 = world.nodes.iter().map(|node| node.rows_sent).sum();
+    let said: usize = world.nodes.iter().map(|node| node.rows_sent).sum();
     assert_eq!((said, world.nodes[0].replica.keys()), (0, 0));
 }
 
@@ -370,9 +374,9 @@ fn isolated_region_falls_back_to_its_base_and_lending_resumes_after_the_heal() {
 fn shares_settle_and_stay_when_demand_is_steady() {
     let mut world = World::new(THOUSAND);
     world.run([600.0, 100.0, 200.0], seconds(5));
-    let before: u64 = world.nodes.iter().map(|node| node.rows_sent).sum();
+    let before: usize = world.nodes.iter().map(|node| node.rows_sent).sum();
     let passed = world.run([600.0, 100.0, 200.0], seconds(10));
-    let said: u64 = world.nodes.iter().map(|node| node.rows_sent).sum::<u64>() - before;
+    let said: usize = world.nodes.iter().map(|node| node.rows_sent).sum::<usize>() - before;
     assert!(passed[AP].1 >= 5_980, "{passed:?}");
     assert!(
         said <= 10 * 2 * 3 * 3,
