@@ -115,8 +115,8 @@ impl MemoryStore {
             .collect();
         let mut outcomes = rules::take(&mut records, takes);
         for ((take, outcome), record) in takes.iter().zip(&mut outcomes).zip(&records) {
-            let stored = open.entry(take.key).map(|entry| &entry.record);
-            outcome.changed |= take.cost.0 > 0 && record.is_anchored_anew(stored);
+            let anew = record.is_anchored_anew(open.record(take.key));
+            outcome.changed |= take.cost.0 > 0 && anew;
         }
         let changed = || {
             takes
@@ -149,7 +149,7 @@ impl MemoryStore {
     fn give_back_now(&self, takes: &[Take]) -> Stamp {
         let mut open = self.open(takes.iter().map(|take| take.key));
         for take in takes.iter().filter(|take| take.cost.0 > 0) {
-            if open.holds(take.key) {
+            if open.record(take.key).is_some() {
                 let mut record = open.current(take.key, &take.base);
                 rules::give_back(&mut record, take, open.memory);
                 let entry = Entry::new(record, &take.base, open.stamp.clock, open.memory);
@@ -171,9 +171,8 @@ impl MemoryStore {
             });
         };
         open.reserve(std::iter::once(swap.key))?;
-        let mut entry = Entry::new(record, &swap.base, stamp.clock, memory);
-        entry.ledger = Some(swap.ledger.clone());
-        open.put(swap.key, entry);
+        let entry = Entry::new(record, &swap.base, stamp.clock, memory);
+        open.put(swap.key, entry.with_ledger(swap.ledger.clone()));
         Ok(Swapped::Done { stamp })
     }
 }
@@ -230,17 +229,15 @@ struct Open<'a> {
 
 impl Open<'_> {
     fn entry(&self, key: Key) -> Option<&Entry> {
-        let shelf = self.shelves.get(&self.store.index(key.client))?;
-        shelf.entry(key, self.stamp.clock)
+        self.shelves.get(&self.store.index(key.client))?.entry(key)
     }
 
-    fn holds(&self, key: Key) -> bool {
-        self.entry(key).is_some()
+    fn record(&self, key: Key) -> Option<&Record> {
+        self.entry(key)?.record(self.stamp.clock)
     }
 
     fn current(&self, key: Key, base: &Base) -> Record {
-        let stored = self.entry(key).map(|entry| &entry.record);
-        Record::current(stored, base, self.memory, self.stamp.clock)
+        Record::current(self.record(key), base, self.memory, self.stamp.clock)
     }
 
     fn load(&self, key: Key, base: &Base) -> Loaded {

@@ -3,9 +3,12 @@
 //! Every call is atomic on its shard and carries the shard's own time. A ledger changes only by
 //! [`Store::swap`], so that any node of the region can act on it.
 
+pub mod any;
 pub mod format;
 pub mod memory;
 pub mod record;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod rules;
 
 use std::time::Duration;
@@ -117,7 +120,7 @@ pub enum StoreError {
     /// No answer before the deadline.
     #[error("the shard did not answer in time")]
     Timeout,
-    /// There is no connection to the shard; the call did not run.
+    /// There is no connection to the shard, or it broke: a call that had been sent may have run.
     #[error("the shard cannot be reached")]
     Unreachable,
     /// The shard refused to write: it is a replica, is loading, or lacks replicas. The call did not

@@ -18,43 +18,61 @@ const AGE_STEPS: usize = 2;
 /// How many keys a call looks at to make room for one.
 const ROOM_STEPS: usize = 16;
 
-/// What is kept of one key.
+/// What is kept of one key. Record and ledger are over at their own times.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    pub(super) record: Record,
-    /// The ledger, while the record is counted.
-    pub(super) ledger: Option<Ledger>,
-    /// When schedule and ledger are over.
+    record: Record,
+    record_until: Timestamp,
+    ledger: Option<Ledger>,
     ledger_until: Timestamp,
-    /// When the bucket is full again and follows its base.
+    /// From when on the shard answers the same without the key.
     full: Timestamp,
-    expires: Timestamp,
 }
 
 impl Entry {
     pub(super) fn new(record: Record, base: &Base, now: Timestamp, memory: Memory) -> Self {
-        let micros = base.tick.micros();
-        let instant = |ticks: Ticks| Timestamp(ticks.0.saturating_mul(micros));
-        let expires = now.plus(record.keep(base, base.tick.floor(now)));
+        let instant = |ticks: Ticks| Timestamp(ticks.0.saturating_mul(base.tick.micros()));
+        let record_until = now.plus(record.keep(base, base.tick.floor(now)));
         let full = if record.bucket.count.is_some() {
-            expires
+            record_until
         } else {
             let after = record.bucket.time_to(record.capacity, &base.pieces(memory));
             let full = |after: Ticks| instant(Ticks(record.bucket.at.0.saturating_add(after.0)));
-            after.map_or(expires, full).min(expires)
+            after.map_or(record_until, full).min(record_until)
         };
         Self {
-            ledger: None,
-            ledger_until: instant(record.kept),
-            full,
-            expires,
             record,
+            record_until,
+            ledger: None,
+            ledger_until: Timestamp(0),
+            full,
         }
+    }
+
+    /// Adds a ledger, which is kept for as long as the schedule that comes with it.
+    pub(super) fn with_ledger(mut self, ledger: Ledger) -> Self {
+        let kept = self.record.kept.0.saturating_mul(self.record.tick.micros());
+        self.ledger = Some(ledger);
+        self.ledger_until = Timestamp(kept);
+        self
+    }
+
+    /// The record, unless its time is over.
+    pub(super) fn record(&self, now: Timestamp) -> Option<&Record> {
+        Some(&self.record).filter(|_| now < self.record_until)
     }
 
     /// The ledger, unless its time is over.
     pub(super) fn ledger(&self, now: Timestamp) -> Option<&Ledger> {
         self.ledger.as_ref().filter(|_| now < self.ledger_until)
+    }
+
+    fn expires(&self) -> Timestamp {
+        self.record_until.max(self.ledger_until)
+    }
+
+    fn full(&self) -> Timestamp {
+        self.full.max(self.ledger_until)
     }
 }
 
@@ -95,25 +113,22 @@ impl Shelf {
         *self = Self::new(memory, self.keys_max);
     }
 
-    pub(super) fn entry(&self, key: Key, now: Timestamp) -> Option<&Entry> {
-        self.entries.get(&key).filter(|entry| now < entry.expires)
+    pub(super) fn entry(&self, key: Key) -> Option<&Entry> {
+        self.entries.get(&key)
     }
 
-    /// Stores a key for which there is room. A ledger that the key has already stays.
+    /// Stores a key for which there is room. Unless a new ledger comes with it, the old one stays.
     pub(super) fn put(&mut self, key: Key, mut entry: Entry) {
-        let due = entry.full;
-        match self.entries.get_mut(&key) {
-            Some(known) => {
-                if entry.ledger.is_none() && entry.record.bucket.count.is_some() {
-                    entry.ledger = known.ledger.take();
-                }
-                *known = entry;
-            }
-            None => {
-                self.entries.insert(key, entry);
-                self.filling.push(Reverse((due, key)));
-            }
+        let Some(known) = self.entries.get_mut(&key) else {
+            self.filling.push(Reverse((entry.full(), key)));
+            self.entries.insert(key, entry);
+            return;
+        };
+        if entry.ledger.is_none() {
+            entry.ledger = known.ledger.take();
+            entry.ledger_until = known.ledger_until;
         }
+        *known = entry;
     }
 
     /// Forgets expired keys, and sorts out those that have become full.
@@ -123,7 +138,11 @@ impl Shelf {
                 self.requeue(key, now);
             }
             if let Some(key) = pop_due(&mut self.full, now) {
-                if self.entry(key, now).is_none() {
+                if self
+                    .entries
+                    .get(&key)
+                    .is_some_and(|entry| entry.expires() <= now)
+                {
                     self.entries.remove(&key);
                 } else {
                     self.requeue(key, now);
@@ -149,7 +168,7 @@ impl Shelf {
             let full = self
                 .entries
                 .get(&key)
-                .is_some_and(|entry| entry.full <= now);
+                .is_some_and(|entry| entry.full() <= now);
             if full && !keys.contains(&key) {
                 self.entries.remove(&key);
             } else {
@@ -168,10 +187,10 @@ impl Shelf {
     /// Puts a key that was taken from a heap where it belongs.
     fn requeue(&mut self, key: Key, now: Timestamp) {
         let entry = self.entries.get(&key).expect("a queued key is kept");
-        if entry.full <= now {
-            self.full.push(Reverse((entry.expires, key)));
+        if entry.full() <= now {
+            self.full.push(Reverse((entry.expires(), key)));
         } else {
-            self.filling.push(Reverse((entry.full, key)));
+            self.filling.push(Reverse((entry.full(), key)));
         }
     }
 }

@@ -1,13 +1,11 @@
 //! The embedded store: the cases of the token bucket, its bounded size, and what it forgets.
 
-mod support;
-
+use crate::support::{Answer, Clock, answer, ask, base, key, limit, memory_store, now, take};
 use region::bucket::Memory;
 use region::limit::Limit;
 use region::store::memory::MemoryStore;
 use region::store::{Change, ShardId, Store, StoreError, Swap, Swapped};
 use region::units::{Generation, Level, Sequence, Stamp, Ticks, Timestamp};
-use support::{Answer, Clock, answer, ask, base, key, limit, memory_store, now, take};
 
 const HOUR: i64 = 3_600_000;
 const YEAR: i64 = 31_536_000_000;

@@ -1,0 +1,27 @@
+-- Returns what a take consumed, up to each bucket's capacity; creates no key. KEYS: marker,
+-- buckets. ARGV: generation, and for each bucket its base, price and count. Answers the time, or 0
+-- where the generation is another.
+
+local values = redis.call('MGET', unpack(KEYS))
+if not remembers(values[1]) then return { 0 } end
+local generation = struct.unpack('>I7', ARGV[1])
+local us = clock()
+local bases = {}
+for i = 2, #KEYS do
+  bases[i] = base_of(ARGV[i])
+end
+for i = 2, #KEYS do
+  local base = bases[i]
+  local price, count = struct.unpack('>i7I6', ARGV[i], BASE_LEN + 1)
+  if values[i] and price > 0 then
+    local now = ticks(base, us)
+    local r = current(values[i], base, generation, now)
+    r.level = math.min(r.level + price, capacity(r, base))
+    if r.offered then
+      r.offered = (r.offered - count) % COUNT_WRAP
+      r.admitted = (r.admitted - count) % COUNT_WRAP
+    end
+    store(KEYS[i], r, base, now)
+  end
+end
+return { us }

@@ -1,0 +1,43 @@
+-- Checks keys of one shard, all or nothing. KEYS: marker, buckets. ARGV: generation, and for each
+-- bucket its base, price and count. Answers the time, and for each bucket whether it affords and
+-- its record; or 0 where the generation is another.
+
+local values = redis.call('MGET', unpack(KEYS))
+if not remembers(values[1]) then return { 0 } end
+local generation = struct.unpack('>I7', ARGV[1])
+local us = clock()
+local keys, denials = {}, 0
+for i = 2, #KEYS do
+  local base = base_of(ARGV[i])
+  local price, count = struct.unpack('>i7I6', ARGV[i], BASE_LEN + 1)
+  local now = ticks(base, us)
+  local r = current(values[i], base, generation, now)
+  local affords = price == 0 or r.level + base.debt >= price
+  if not affords then denials = denials + 1 end
+  keys[i] = { r = r, base = base, price = price, count = count, now = now, affords = affords }
+end
+
+local admitted = denials == 0
+local reply = { us }
+for i = 2, #KEYS do
+  local key = keys[i]
+  local r = key.r
+  local alone = denials == (key.affords and 0 or 1)
+  local changed = false
+  if key.price > 0 then
+    changed = admitted or r.anchored
+    if admitted then r.level = r.level - key.price end
+    if r.offered and alone then
+      changed = true
+      r.offered = (r.offered + key.count) % COUNT_WRAP
+      if admitted then r.admitted = (r.admitted + key.count) % COUNT_WRAP end
+    end
+  end
+  if changed then
+    store(KEYS[i], r, key.base, key.now)
+  else
+    repair(KEYS[i], values[i], key.base)
+  end
+  reply[i] = (key.affords and 'A' or 'd') .. encode(r, key.base)
+end
+return reply
