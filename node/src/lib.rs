@@ -2,9 +2,12 @@
 
 pub mod admin;
 pub mod apis;
+pub mod cli;
 pub mod config;
 pub mod front;
 pub mod output;
 pub mod queue;
+pub mod serve;
+pub mod stores;
 pub mod tasks;
 pub mod telemetry;

@@ -102,7 +102,7 @@ pub fn router<S: Store + 'static>(admin: Admin<S>) -> Router {
 }
 
 async fn metrics<S: Store>(State(admin): State<Arc<Admin<S>>>) -> Response {
-    const TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+    const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     match admin.metrics.render() {
         Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
         Err(error) => {

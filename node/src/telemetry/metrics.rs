@@ -220,7 +220,7 @@ impl Metrics {
         queues.push(meter);
     }
 
-    /// All metrics in the text format of Prometheus.
+    /// All metrics in the text format of OpenMetrics.
     ///
     /// # Errors
     /// If a collector fails.
