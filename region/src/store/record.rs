@@ -70,14 +70,14 @@ impl Record {
     }
 
     /// How long the record must be kept if nobody touches it: until its schedule is over, and then
-    /// for as long as the bucket may need to fill.
+    /// for as long as the bucket may need to fill. A clock that has stepped back a little first has
+    /// to come back to where the bucket is settled.
     #[must_use]
     pub fn keep(&self, base: &Base, now: Ticks) -> Duration {
-        let scheduled = match self.bucket.count {
-            Some(_) => base.tick.span(self.kept.since(now)),
-            None => Duration::ZERO,
-        };
-        scheduled.saturating_add(base_keep(base)).min(KEEP_MAX)
+        let at = self.bucket.at;
+        let from = self.bucket.count.map_or(at, |_| at.max(self.kept));
+        let ahead = base.tick.span(from.since(now));
+        ahead.saturating_add(base_keep(base)).min(KEEP_MAX)
     }
 
     /// Whether the clock has stepped back so far that this bucket begins anew at an earlier tick
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!((after.bucket.count, after.capacity), (None, Level(1_000)));
         assert_eq!(
             record.keep(&base, Ticks(0)),
-            after.keep(&base, Ticks(0)) + base.tick.span(Ticks(20))
+            after.keep(&base, Ticks(30)) + base.tick.span(Ticks(20))
         );
     }
 

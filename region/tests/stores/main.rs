@@ -3,6 +3,7 @@
 #[cfg(feature = "redis")]
 mod equal;
 mod memory;
+mod oracle;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]

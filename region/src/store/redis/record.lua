@@ -159,9 +159,11 @@ local function current(bytes, base, generation, now)
   return r
 end
 
+-- Keeps a record until its schedule is over, and then for as long as the bucket may need to fill. A
+-- clock that has stepped back a little first has to come back to where the bucket is settled.
 local function store(key, r, base, now)
-  local keep = base.keep_ms
-  if r.offered then keep = keep + math.ceil(math.max(r.kept - now, 0) * base.micros / 1000) end
+  local ahead = math.max(r.at, r.offered and r.kept or 0, now) - now
+  local keep = base.keep_ms + math.ceil(ahead * base.micros / 1000)
   redis.call('SET', key, encode(r, base), 'PX', number(math.min(keep, KEEP_MAX_MS)))
 end
 
