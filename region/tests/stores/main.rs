@@ -2,6 +2,8 @@
 
 #[cfg(feature = "redis")]
 mod equal;
+#[cfg(feature = "redis")]
+mod links;
 mod memory;
 mod oracle;
 #[cfg(feature = "redis")]

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use region::limit::Limit;
+use region::store::record::Record;
 use region::store::redis::{ConnectError, RedisStore, Settings};
 use region::store::{ShardId, Store, StoreError, Take};
-use region::units::{Generation, Key, Tokens};
+use region::units::{Generation, Key, Level, Ticks, Tokens};
 use tokio::time::sleep;
 
 use crate::server::{PATIENCE, Server, settings};
@@ -65,6 +66,44 @@ async fn look_writes_nothing_and_a_denial_neither() {
     assert_eq!(server.ask::<u64>("DBSIZE"), 1, "the marker alone");
     assert_eq!(ask(&store, one(key(1, 1))).await, Ok(true));
     assert_eq!(remaining(&store, key(1, 1)).await, 9);
+}
+
+/// The clock of a server cannot be set back; a bucket that is settled ahead of it is the same.
+#[tokio::test]
+async fn case_01_clock_that_steps_back_starves_nobody() {
+    let server = Server::start();
+    let store = server.store().await;
+    let one = take(key(1, 1), &limit(10, 10_000, 10), 1);
+    let taken = store.take(SHARD, &[one]).await.expect("an answer");
+    let names: Vec<String> = server.ask("KEYS tg:{*");
+    let name = &names[0];
+    let settled_ahead = |micros: u64| {
+        let bytes: Vec<u8> = server.ask(&format!("GET {name}"));
+        let mut record = Record::decode(&bytes).expect("a record");
+        record.bucket.at = Ticks(taken.stamp.clock.0 + micros);
+        record.bucket.level = Level::ZERO;
+        redis::cmd("SET")
+            .arg(name)
+            .arg(record.encode())
+            .arg("PX")
+            .arg(600_000)
+            .exec(&mut server.connection())
+            .expect("an answer");
+        record.bucket.at
+    };
+    let at = settled_ahead(4_000_000);
+    let slightly = store.take(SHARD, &[one]).await.expect("an answer");
+    assert_eq!(
+        (slightly.keys[0].affords, slightly.keys[0].bucket.at),
+        (false, at)
+    );
+    let at = settled_ahead(3_600_000_000);
+    let far = store.take(SHARD, &[one]).await.expect("an answer");
+    assert!(!far.keys[0].affords && far.keys[0].bucket.at < at);
+    until("the bucket fills again", async || {
+        ask(&store, one).await == Ok(true)
+    })
+    .await;
 }
 
 #[tokio::test]
