@@ -1,11 +1,19 @@
-//! Opens the store that the configuration names.
+//! Opens the store that the configuration names, and counts what happens in it.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
 use region::bucket::Memory;
+use region::limiter::Limiter;
 use region::store::any::AnyStore;
 use region::store::memory::MemoryStore;
-use region::store::redis::{ConnectError, RedisStore, Settings, ShardSettings};
+use region::store::redis::{ConnectError, RedisStore, Settings, ShardSettings, ShardStats};
 use region::units::{Generation, Timestamp, micros};
 
 use crate::config::StoreConfig;
@@ -37,8 +45,89 @@ pub async fn open(config: &StoreConfig, first_start: bool) -> Result<AnyStore, C
                 first_start,
                 accept_eviction: *accept_eviction,
             };
-            RedisStore::connect(settings).await.map(AnyStore::Redis)
+            let store = RedisStore::connect(settings).await?;
+            for shard in store.stats().iter().filter(|shard| shard.evicts) {
+                tracing::warn!(
+                    shard = shard.name,
+                    "the shard may evict keys: their limits are lost"
+                );
+            }
+            Ok(AnyStore::Redis(store))
         }
+    }
+}
+
+/// What happens in the store of a decision path; read at a scrape only.
+#[derive(Debug)]
+pub struct StoreMetrics(pub Arc<Limiter<AnyStore>>);
+
+/// A metric of a shard: its name, what it tells, its type and its value.
+type ShardMetric = (
+    &'static str,
+    &'static str,
+    MetricType,
+    fn(&ShardStats) -> u64,
+);
+
+const SHARD_METRICS: [ShardMetric; 5] = [
+    (
+        "store_up",
+        "Whether the shard can be used",
+        MetricType::Gauge,
+        |shard| u64::from(shard.memory.is_some()),
+    ),
+    (
+        "store_evicts",
+        "Whether the shard may evict keys",
+        MetricType::Gauge,
+        |shard| u64::from(shard.evicts),
+    ),
+    (
+        "store_connections",
+        "Connections to the shard that were opened",
+        MetricType::Counter,
+        |shard| shard.connections,
+    ),
+    (
+        "store_timeouts",
+        "Calls without an answer in time",
+        MetricType::Counter,
+        |shard| shard.timeouts,
+    ),
+    (
+        "store_script_reloads",
+        "How often the shard's scripts had to be loaded again",
+        MetricType::Counter,
+        |shard| shard.script_reloads,
+    ),
+];
+
+impl Collector for StoreMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let shards = match self.0.store() {
+            AnyStore::Memory(store) => {
+                let keys = i64::try_from(store.len()).unwrap_or(i64::MAX);
+                let (name, help) = ("store_keys", "Keys in memory");
+                let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+                return ConstGauge::new(keys).encode(metric);
+            }
+            AnyStore::Redis(store) => store.stats(),
+        };
+        for (name, help, kind, value) in SHARD_METRICS {
+            let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+            for shard in &shards {
+                let labels = [("shard", shard.name.as_str())];
+                let one = metric.encode_family(&labels)?;
+                match kind {
+                    MetricType::Counter => ConstCounter::new(value(shard)).encode(one)?,
+                    _ => {
+                        let value = i64::try_from(value(shard)).unwrap_or(i64::MAX);
+                        ConstGauge::new(value).encode(one)?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use prometheus_client::collector::Collector;
 use region::limiter::{Limiter, Settings};
 use region::store::any::AnyStore;
 use tokio::runtime::Builder;
@@ -11,12 +12,13 @@ use tokio_util::sync::CancellationToken;
 use super::{Exit, Failure, Serve};
 use crate::admin::Alone;
 use crate::config::{Loaded, NodeConfig, load};
+use crate::output;
 use crate::serve::{Node, Parts, Sockets};
+use crate::stores::{self, StoreMetrics};
 use crate::tasks::Tasks;
 use crate::telemetry::health::Health;
 use crate::telemetry::log;
 use crate::telemetry::metrics::Metrics;
-use crate::{output, stores};
 
 /// The most keys that are limited in node memory while a store does not answer.
 const EMERGENCY_KEYS_MAX: usize = 100_000;
@@ -80,10 +82,12 @@ async fn assemble(
     let policies = Arc::new(policies);
     let region = policies.region(&node.region);
     let region = region.expect("the configuration names a region of the policies");
-    let metrics = Metrics::new((&node.region, &node.name), &policies, Vec::new());
-    let limiter = Limiter::new(policies, region, store, limits(&node));
+    let limiter = Limiter::new(Arc::clone(&policies), region, store, limits(&node));
+    let limiter = Arc::new(limiter);
+    let stored: Box<dyn Collector> = Box::new(StoreMetrics(Arc::clone(&limiter)));
+    let metrics = Metrics::new((&node.region, &node.name), &policies, vec![stored]);
     let parts = Parts {
-        limiter: Arc::new(limiter),
+        limiter,
         metrics: Arc::new(metrics),
         cluster: Arc::new(Alone),
         sockets,

@@ -1,4 +1,4 @@
-//! What one node is configured to be: read from `node.toml` and the environment, checked as a whole.
+//! What one node is configured to be: read from `node.toml` and the environment, checked whole.
 
 mod node;
 mod settings;

@@ -86,7 +86,7 @@ impl<'e> Settings<'e> {
     /// Reports a setting that should be there.
     fn missing(&self, field: String, example: &str) {
         let name = field.rsplit('.').next().unwrap_or_default();
-        let message = format!("is missing; write for example `{name} = {example}`");
+        let message = format!("is missing; {}", example_of(name, example));
         self.note(field, message);
     }
 
@@ -165,7 +165,10 @@ impl Section<'_, '_> {
             Lookup::Right(value) => Some(value),
             Lookup::Wrong => None,
             Lookup::Absent => {
-                self.settings.missing(self.field(name), example);
+                match self.table {
+                    Some(table) => table.missing(name, &example_of(name, example)),
+                    None => self.settings.missing(self.field(name), example),
+                }
                 None
             }
         }
@@ -247,6 +250,10 @@ pub(super) fn read_file(path: &Path, bytes_max: usize) -> Result<String, String>
         Ok(_) => Ok(text),
         Err(error) => Err(format!("cannot be read: {error}")),
     }
+}
+
+fn example_of(name: &str, example: &str) -> String {
+    format!("write for example `{name} = {example}`")
 }
 
 /// The environment variable of a setting.

@@ -1,7 +1,7 @@
 //! The gRPC front: Envoy's `envoy.service.ratelimit.v3`.
 //!
 //! Each descriptor is one subject, and its entries are the subject's attributes. Keys may repeat in
-//! a descriptor: the first keeps its name, the second is `key#2`, and so on, so that nothing is lost.
+//! a descriptor: the first keeps its name, the second is `key#2`, and so on; nothing is lost.
 //! `current_limit` is the policy's rate; `limit_remaining` may exceed it by the burst. For a
 //! descriptor over its limit `duration_until_reset` is the time after which it passes, because that
 //! is what Envoy makes `Retry-After` of.

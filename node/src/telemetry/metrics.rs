@@ -69,8 +69,6 @@ pub struct Metrics {
     pub unmatched: Counter,
     /// Limit overrides of RLS descriptors, which are not supported yet.
     pub overrides_ignored: Counter,
-    /// Whether the store may drop keys on its own.
-    pub store_evicts: Gauge,
     queues: Queues,
 }
 
@@ -147,7 +145,6 @@ impl Metrics {
             listeners: listener_metrics(&mut registry),
             unmatched: Counter::default(),
             overrides_ignored: Counter::default(),
-            store_evicts: Gauge::default(),
             queues: Queues::default(),
             registry: Registry::default(),
         };
@@ -160,11 +157,6 @@ impl Metrics {
             "overrides_ignored",
             "Limit overrides of descriptors that were not applied",
             metrics.overrides_ignored.clone(),
-        );
-        registry.register(
-            "store_evicts",
-            "Whether the store may drop keys on its own",
-            metrics.store_evicts.clone(),
         );
         constants(&mut registry, (region, name), policies);
         registry.register_collector(Box::new(metrics.queues.clone()));
@@ -220,7 +212,7 @@ impl Metrics {
         queues.push(meter);
     }
 
-    /// All metrics in the text format of OpenMetrics.
+    /// All metrics in the `OpenMetrics` text format.
     ///
     /// # Errors
     /// If a collector fails.
