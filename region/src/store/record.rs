@@ -8,21 +8,26 @@
 //! exact in a script:
 //!
 //! ```text
-//! format (1) flags (1) generation at level capacity token
+//! flags (3 bits) at (53 bits) generation used token
 //! if counted: kept offered (6) admitted (6) pieces (2), and for each piece: until share capacity
 //! ```
+//!
+//! Redis keeps 28 bytes and all that it needs around them in one allocation of 48. The level is
+//! stored as what is missing from the capacity in force: that is what survives a change of limit.
 
 use std::time::Duration;
 
 use crate::bucket::{Base, Bucket, Count, Memory, Piece};
 use crate::units::{EXACT_MAX, Generation, Level, Share, Tick, Ticks, Timestamp};
 
-/// The format that this version writes, and the only one that it reads.
-const FORMAT: u8 = 1;
-/// Set in the flags of a key with a ledger.
+/// A key with a ledger.
 const COUNTED: u8 = 1;
-/// Set in the flags of a key whose ticks are milliseconds.
+/// A key whose ticks are milliseconds.
 const MILLI: u8 = 2;
+/// Any other flag is of a later format.
+const FLAGS: u8 = COUNTED | MILLI;
+/// The flags are the highest bits of the first byte.
+const FLAGS_SHIFT: u32 = 5;
 
 /// Kept beyond the time that a bucket needs to fill, so that no rounding forgets one early.
 const SLACK: Duration = Duration::from_secs(1);
@@ -91,20 +96,20 @@ impl Record {
         })
     }
 
-    /// The same bucket in the arithmetic of `base`.
-    fn under(self, base: &Base) -> Self {
-        let scheduled = !self.bucket.pieces.is_empty();
-        if self.tick == base.tick
-            && self.token == base.token
-            && (scheduled || self.capacity == base.capacity)
-        {
+    /// The same bucket under the limit of `base`.
+    fn under(mut self, base: &Base) -> Self {
+        let used = self.capacity.minus(self.bucket.level).positive();
+        let least = Level::ZERO.minus(base.debt);
+        if self.tick == base.tick && self.token == base.token {
+            if self.bucket.pieces.is_empty() {
+                self.bucket.level = base.capacity.minus(used).max(least);
+                self.capacity = base.capacity;
+            }
             return self;
         }
-        let used = self.capacity.minus(self.bucket.level).positive();
         let tokens = used.0.unsigned_abs().div_ceil(self.token.0.unsigned_abs());
         let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
         let used = Level(tokens.saturating_mul(base.token.0));
-        let level = base.capacity.minus(used).max(Level::ZERO.minus(base.debt));
         let at = match (self.tick, base.tick) {
             (Tick::Micro, Tick::Milli) => self.bucket.at.0.div_ceil(1_000),
             (Tick::Milli, Tick::Micro) => self.bucket.at.0.saturating_mul(1_000).min(EXACT_MAX),
@@ -117,7 +122,7 @@ impl Record {
             capacity: base.capacity,
             kept: Ticks(0),
             bucket: Bucket {
-                level,
+                level: base.capacity.minus(used).max(least),
                 at: Ticks(at),
                 count: None,
                 pieces: Vec::new(),
@@ -161,11 +166,13 @@ impl Record {
         if self.tick == Tick::Milli {
             flags |= MILLI;
         }
-        bytes.extend([FORMAT, flags]);
-        put_unsigned(&mut bytes, self.generation.0);
         put_unsigned(&mut bytes, self.bucket.at.0);
-        put_level(&mut bytes, self.bucket.level);
-        put_level(&mut bytes, self.capacity);
+        bytes[0] |= flags << FLAGS_SHIFT;
+        put_unsigned(&mut bytes, self.generation.0);
+        put_level(
+            &mut bytes,
+            self.capacity.minus(self.bucket.level).positive(),
+        );
         put_level(&mut bytes, self.token);
         if let Some(count) = self.bucket.count {
             put_unsigned(&mut bytes, self.kept.0);
@@ -177,43 +184,44 @@ impl Record {
         bytes
     }
 
-    /// Reads what a shard stored. `None` for anything that [`Record::encode`] does not write.
+    /// Reads what a shard stored of a key whose base has this capacity. `None` for anything that
+    /// [`Record::encode`] does not write.
     #[must_use]
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = bytes;
-        let [format, flags] = *rest.split_off(..2)?.as_array::<2>()?;
-        if format != FORMAT || flags & !(COUNTED | MILLI) != 0 {
-            return None;
-        }
+    pub fn decode(bytes: &[u8], capacity: Level) -> Option<Self> {
+        let (mut first, mut rest) = (*bytes.split_at_checked(7)?.0.as_array::<7>()?, &bytes[7..]);
+        let flags = first[0] >> FLAGS_SHIFT;
+        first[0] &= (1 << FLAGS_SHIFT) - 1;
+        let at = Ticks(unsigned(&mut first.as_slice())?);
         let generation = Generation(unsigned(&mut rest)?);
-        let at = Ticks(unsigned(&mut rest)?);
-        let [level, capacity, token] = [(); 3].map(|()| level(&mut rest));
-        let mut record = Self {
+        let used = level(&mut rest).filter(|used| *used >= Level::ZERO)?;
+        let token = level(&mut rest).filter(|token| *token > Level::ZERO)?;
+        let (mut kept, mut count, mut pieces) = (Ticks(0), None, Vec::new());
+        if flags & COUNTED != 0 {
+            kept = Ticks(unsigned(&mut rest)?);
+            count = Some(Count {
+                offered: integer(&mut rest, 6)?,
+                admitted: integer(&mut rest, 6)?,
+            });
+            pieces = take_pieces(&mut rest)?;
+        }
+        let capacity = pieces.first().map_or(capacity, |piece| piece.capacity);
+        (flags & !FLAGS == 0 && rest.is_empty()).then_some(Self {
             generation,
             tick: if flags & MILLI == 0 {
                 Tick::Micro
             } else {
                 Tick::Milli
             },
-            token: token.filter(|token| *token > Level::ZERO)?,
-            capacity: capacity?,
-            kept: Ticks(0),
+            token,
+            capacity,
+            kept,
             bucket: Bucket {
-                level: level?,
+                level: capacity.minus(used),
                 at,
-                count: None,
-                pieces: Vec::new(),
+                count,
+                pieces,
             },
-        };
-        if flags & COUNTED != 0 {
-            record.kept = Ticks(unsigned(&mut rest)?);
-            record.bucket.count = Some(Count {
-                offered: integer(&mut rest, 6)?,
-                admitted: integer(&mut rest, 6)?,
-            });
-            record.bucket.pieces = take_pieces(&mut rest)?;
-        }
-        rest.is_empty().then_some(record)
+        })
     }
 }
 
@@ -350,15 +358,16 @@ mod tests {
         assert_eq!(
             bytes,
             [
-                1, 0, // format, flags
+                0, 0, 0, 0, 0, 1, 2, // flags, at
                 0, 0, 0, 0, 0, 0, 7, // generation
-                0, 0, 0, 0, 0, 1, 2, // at
-                255, 255, 255, 255, 255, 255, 255, // level
-                0, 0, 0, 0, 0, 3, 232, // capacity
+                0, 0, 0, 0, 0, 3, 233, // used
                 0, 0, 0, 0, 0, 0, 100, // token
             ]
         );
-        assert!(bytes.len() <= 44, "an embedded string of Redis");
+        assert!(
+            bytes.len() <= 28,
+            "48 bytes with what Redis puts around them"
+        );
     }
 
     #[test]
@@ -378,8 +387,14 @@ mod tests {
     fn changed_limit_keeps_what_was_used_in_whole_tokens() {
         let now = Timestamp(5);
         let used_two = cold(850, 5);
-        let raised = Record::current(Some(&used_two), &base(10, 300), MEMORY, now);
-        assert_eq!(raised.bucket.level, Level(280));
+        let finer = Record::current(Some(&used_two), &base(10, 300), MEMORY, now);
+        assert_eq!(finer.bucket.level, Level(280));
+        let raised = Record::current(Some(&used_two), &base(100, 1_200), MEMORY, now);
+        assert_eq!(
+            raised.bucket.level,
+            Level(1_050),
+            "exactly, in the same arithmetic"
+        );
         let lowered = Record::current(Some(&used_two), &base(300, 300), MEMORY, now);
         assert_eq!(lowered.bucket.level, Level(-300), "never below all debt");
         let mut slower = base(100, 1_000);
@@ -426,16 +441,19 @@ mod tests {
     proptest! {
         #[test]
         fn record_reads_back_what_was_written(
-            level in -(1_i64 << 52)..=1 << 52,
+            used in 0_i64..=1 << 52,
             at in 0_u64..1 << 52,
             milli: bool,
             counts: bool,
         ) {
-            let mut record = if counts { counted(level, at, at + 30) } else { cold(level, at) };
+            let mut record = if counts { counted(0, at, at + 30) } else { cold(0, at) };
             record.tick = if milli { Tick::Milli } else { Tick::Micro };
+            record.capacity = Level(if counts { 2_000 } else { 1_000 });
+            record.bucket.level = record.capacity.minus(Level(used));
             let bytes = record.encode();
-            prop_assert_eq!(Record::decode(&bytes), Some(record));
-            prop_assert_eq!(Record::decode(&bytes[..bytes.len() - 1]), None);
+            let read = |bytes: &[u8]| Record::decode(bytes, Level(1_000));
+            prop_assert_eq!(read(&bytes), Some(record));
+            prop_assert_eq!(read(&bytes[..bytes.len() - 1]), None);
         }
 
         #[test]
@@ -444,11 +462,10 @@ mod tests {
             valid_head: bool,
             now in 0_u64..1 << 52,
         ) {
-            if valid_head && bytes.len() > 1 {
-                bytes[0] = FORMAT;
-                bytes[1] &= COUNTED | MILLI;
+            if let Some(head) = bytes.first_mut().filter(|_| valid_head) {
+                *head &= (FLAGS << FLAGS_SHIFT) | 1;
             }
-            if let Some(record) = Record::decode(&bytes) {
+            if let Some(record) = Record::decode(&bytes, Level(1_000)) {
                 let memory = Memory { generation: record.generation, began: Timestamp(0) };
                 let base = base(10, 100);
                 let current = Record::current(Some(&record), &base, memory, Timestamp(now));

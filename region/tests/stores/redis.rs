@@ -58,6 +58,19 @@ async fn forgotten(store: &RedisStore, before: Option<Generation>) -> Duration {
 }
 
 #[tokio::test]
+async fn cold_key_is_small() {
+    let server = Server::start();
+    let store = server.store().await;
+    for client in 0..20 {
+        ask(&store, one(key(client, 1))).await.expect("an answer");
+    }
+    for key in server.ask::<Vec<String>>("KEYS tg:{*") {
+        let usage: u64 = server.ask(&format!("MEMORY USAGE {key}"));
+        assert!(usage <= 128, "{usage} bytes");
+    }
+}
+
+#[tokio::test]
 async fn look_writes_nothing_and_a_denial_neither() {
     let server = Server::start();
     let store = server.store().await;
@@ -79,7 +92,7 @@ async fn case_01_clock_that_steps_back_starves_nobody() {
     let name = &names[0];
     let settled_ahead = |micros: u64| {
         let bytes: Vec<u8> = server.ask(&format!("GET {name}"));
-        let mut record = Record::decode(&bytes).expect("a record");
+        let mut record = Record::decode(&bytes, one.base.capacity).expect("a record");
         record.bucket.at = Ticks(taken.stamp.clock.0 + micros);
         record.bucket.level = Level::ZERO;
         redis::cmd("SET")

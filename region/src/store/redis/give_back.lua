@@ -2,7 +2,7 @@
 -- buckets. ARGV: generation, and for each bucket its base, price and count. Answers the time, or 0
 -- where the generation is another.
 
-local values = redis.call('MGET', unpack(KEYS))
+local values = values_of_keys()
 if not remembers(values[1]) then return { 0 } end
 local generation = struct.unpack('>I7', ARGV[1])
 local us = clock()
@@ -18,8 +18,8 @@ for i = 2, #KEYS do
     local r = current(values[i], base, generation, now)
     r.level = math.min(r.level + price, capacity(r, base))
     if r.offered then
-      r.offered = (r.offered - count) % COUNT_WRAP
-      r.admitted = (r.admitted - count) % COUNT_WRAP
+      r.offered = (r.offered - count) % SIX_BYTES
+      r.admitted = (r.admitted - count) % SIX_BYTES
     end
     store(KEYS[i], r, base, now)
   end

@@ -1,7 +1,7 @@
 -- Reads a bucket and its ledger. KEYS: marker, bucket, ledger. ARGV: generation, base. Answers the
 -- time, the record and the ledger; or 0 where the generation is another.
 
-local values = redis.call('MGET', unpack(KEYS))
+local values = values_of_keys()
 if not remembers(values[1]) then return { 0 } end
 local base = base_of(ARGV[2])
 local us = clock()

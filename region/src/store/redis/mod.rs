@@ -196,14 +196,16 @@ impl Store for RedisStore {
         let keys = [wire::bucket_key(key), wire::ledger_key(key)];
         let shard = self.at(self.shard(key.client))?;
         let args = |memory| vec![wire::base(base, memory)];
-        shard.call(Script::Load, &keys, args, wire::loaded).await
+        let read = |value, memory| wire::loaded(value, memory, base);
+        shard.call(Script::Load, &keys, args, read).await
     }
 
     async fn swap(&self, swap: &Swap) -> Result<Swapped, StoreError> {
         let keys = [wire::bucket_key(swap.key), wire::ledger_key(swap.key)];
         let shard = self.at(self.shard(swap.key.client))?;
         let args = |memory| wire::swap(swap, memory).to_vec();
-        shard.call(Script::Swap, &keys, args, wire::swapped).await
+        let read = |value, memory| wire::swapped(value, memory, &swap.base);
+        shard.call(Script::Swap, &keys, args, read).await
     }
 }
 

@@ -4,7 +4,9 @@
 -- is rounded, but then it exceeds every capacity, so that the minimum is right all the same.
 
 local NEVER = 9007199254740991
-local COUNT_WRAP = 281474976710656
+local SIX_BYTES = 281474976710656
+local FLAG = 32
+local COLD_LEN, COUNTED_LEN, PIECE_LEN = 28, 49, 21
 local KEEP_MAX_MS = 315360000000
 local BASE_FORMAT = '>BI7I7i7i7I7I7i7I7'
 local BASE_LEN = 57
@@ -17,6 +19,15 @@ end
 local function clock()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- The values of all keys. A server may reuse the room of an argument for a later one in the same
+-- place, and a SET keeps its value's room for good: with a short name in that place, a record does
+-- not get the room of a long one (16 bytes a key).
+local function values_of_keys()
+  local values = redis.call('MGET', KEYS[1], unpack(KEYS))
+  table.remove(values, 1)
+  return values
 end
 
 -- The shard remembers what the caller believes it does.
@@ -59,28 +70,32 @@ local function pieces_of(packed, at, count)
 end
 
 local function decode(bytes)
-  if not bytes or #bytes < 37 then return nil end
-  local r, format, flags, at = {}, nil, nil, nil
-  format, flags, r.generation, r.at, r.level, r.capacity, r.token, at =
-    struct.unpack('>BBI7I7i7i7i7', bytes)
-  if format ~= 1 or flags > 3 or r.token < 1 then return nil end
+  if not bytes or #bytes < COLD_LEN then return nil end
+  local r, head, at = {}, nil, nil
+  head, at, r.generation, r.used, r.token = struct.unpack('>BI6I7i7i7', bytes)
+  local flags = (head - head % FLAG) / FLAG
+  if flags > 3 or r.used < 0 or r.token < 1 then return nil end
+  r.at = head % FLAG * SIX_BYTES + at
   r.milli = flags >= 2 and 1 or 0
   r.kept, r.pieces = 0, {}
-  if flags % 2 == 0 then return #bytes == 37 and r or nil end
-  if #bytes < 58 then return nil end
+  if flags % 2 == 0 then return #bytes == COLD_LEN and r or nil end
+  if #bytes < COUNTED_LEN then return nil end
   local count
-  r.kept, r.offered, r.admitted, count, at = struct.unpack('>I7I6I6I2', bytes, at)
-  if #bytes ~= 58 + 21 * count then return nil end
+  r.kept, r.offered, r.admitted, count, at =
+    struct.unpack('>I7I6I6I2', bytes, COLD_LEN + 1)
+  if #bytes ~= COUNTED_LEN + PIECE_LEN * count then return nil end
   r.pieces = pieces_of(bytes, at, count)
   return r
 end
 
 local function encode(r, base)
   local flags = (r.offered and 1 or 0) + 2 * base.milli
-  local head = struct.pack('>BBI7I7i7i7i7', 1, flags, r.generation, r.at, r.level, r.capacity,
-    base.token)
-  if not r.offered then return head end
-  local parts = { head, struct.pack('>I7I6I6I2', r.kept, r.offered, r.admitted, #r.pieces / 3) }
+  local low = r.at % SIX_BYTES
+  local used = math.max(r.capacity - r.level, 0)
+  local cold = struct.pack('>BI6I7i7i7', flags * FLAG + (r.at - low) / SIX_BYTES, low, r.generation,
+    used, base.token)
+  if not r.offered then return cold end
+  local parts = { cold, struct.pack('>I7I6I6I2', r.kept, r.offered, r.admitted, #r.pieces / 3) }
   for i = 1, #r.pieces, 3 do
     parts[#parts + 1] = struct.pack('>I7I7i7', r.pieces[i], r.pieces[i + 1], r.pieces[i + 2])
   end
@@ -125,15 +140,17 @@ local function capacity(r, base)
   return r.at < base.wait and base.floor or base.capacity
 end
 
--- Carries over what was used, in whole tokens, where the limit has been changed.
+-- Carries over what was used: exactly in the same arithmetic, else in whole tokens, rounded up.
 local function adapt(r, base)
-  local scheduled = #r.pieces > 0
-  if r.milli == base.milli and r.token == base.token
-    and (scheduled or r.capacity == base.capacity) then
+  if r.milli == base.milli and r.token == base.token then
+    if r.pieces[3] then
+      r.level = r.pieces[3] - r.used
+    else
+      r.level = math.max(base.capacity - r.used, -base.debt)
+    end
     return
   end
-  local used = math.max(r.capacity - r.level, 0)
-  r.level = math.max(base.capacity - div_ceil(used, r.token) * base.token, -base.debt)
+  r.level = math.max(base.capacity - div_ceil(r.used, r.token) * base.token, -base.debt)
   if r.milli == 0 and base.milli == 1 then r.at = div_ceil(r.at, 1000) end
   if r.milli == 1 and base.milli == 0 then r.at = math.min(r.at * 1000, NEVER) end
   r.offered, r.admitted, r.pieces, r.kept = nil, nil, {}, 0

@@ -5,7 +5,7 @@
 
 local VERSION_LEN = 16
 
-local values = redis.call('MGET', unpack(KEYS))
+local values = values_of_keys()
 if not remembers(values[1]) then return { 0 } end
 local generation = struct.unpack('>I7', ARGV[1])
 local base = base_of(ARGV[2])

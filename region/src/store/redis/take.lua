@@ -2,7 +2,7 @@
 -- bucket its base, price and count. Answers the time, and for each bucket whether it affords and
 -- its record; or 0 where the generation is another.
 
-local values = redis.call('MGET', unpack(KEYS))
+local values = values_of_keys()
 if not remembers(values[1]) then return { 0 } end
 local generation = struct.unpack('>I7', ARGV[1])
 local us = clock()
@@ -29,8 +29,8 @@ for i = 2, #KEYS do
     if admitted then r.level = r.level - key.price end
     if r.offered and alone then
       changed = true
-      r.offered = (r.offered + key.count) % COUNT_WRAP
-      if admitted then r.admitted = (r.admitted + key.count) % COUNT_WRAP end
+      r.offered = (r.offered + key.count) % SIX_BYTES
+      if admitted then r.admitted = (r.admitted + key.count) % SIX_BYTES end
     end
   end
   if changed then

@@ -108,7 +108,11 @@ fn answer(value: Value, memory: Memory) -> Result<(Stamp, std::vec::IntoIter<Val
 /// Reads the answer to a take.
 pub(super) fn taken(value: Value, memory: Memory, takes: &[Take]) -> Result<Taken, StoreError> {
     let (stamp, values) = answer(value, memory)?;
-    let keys: Vec<TakenKey> = values.filter_map(|value| taken_key(&value)).collect();
+    let keys = takes
+        .iter()
+        .zip(values)
+        .filter_map(|(take, value)| taken_key(&value, &take.base));
+    let keys: Vec<TakenKey> = keys.collect();
     if keys.len() != takes.len() {
         return Err(StoreError::Nonsense);
     }
@@ -119,14 +123,14 @@ pub(super) fn taken(value: Value, memory: Memory, takes: &[Take]) -> Result<Take
     })
 }
 
-fn taken_key(value: &Value) -> Option<TakenKey> {
+fn taken_key(value: &Value, base: &Base) -> Option<TakenKey> {
     let Value::BulkString(bytes) = value else {
         return None;
     };
     let (verdict, record) = bytes.split_first()?;
     Some(TakenKey {
         affords: *verdict == b'A',
-        bucket: Record::decode(record)?.bucket,
+        bucket: Record::decode(record, base.capacity)?.bucket,
     })
 }
 
@@ -136,24 +140,28 @@ pub(super) fn given_back(value: Value, memory: Memory) -> Result<Stamp, StoreErr
 }
 
 /// Reads the answer to a load.
-pub(super) fn loaded(value: Value, memory: Memory) -> Result<Loaded, StoreError> {
+pub(super) fn loaded(value: Value, memory: Memory, base: &Base) -> Result<Loaded, StoreError> {
     let (stamp, values) = answer(value, memory)?;
-    state(stamp, values, memory).ok_or(StoreError::Nonsense)
+    state((stamp, memory), values, base).ok_or(StoreError::Nonsense)
 }
 
 /// Reads the answer to a swap.
-pub(super) fn swapped(value: Value, memory: Memory) -> Result<Swapped, StoreError> {
+pub(super) fn swapped(value: Value, memory: Memory, base: &Base) -> Result<Swapped, StoreError> {
     let (stamp, values) = answer(value, memory)?;
     if values.len() == 0 {
         return Ok(Swapped::Done { stamp });
     }
-    let current = state(stamp, values, memory).ok_or(StoreError::Nonsense)?;
+    let current = state((stamp, memory), values, base).ok_or(StoreError::Nonsense)?;
     Ok(Swapped::Conflict {
         current: Box::new(current),
     })
 }
 
-fn state(stamp: Stamp, mut values: std::vec::IntoIter<Value>, memory: Memory) -> Option<Loaded> {
+fn state(
+    (stamp, memory): (Stamp, Memory),
+    mut values: std::vec::IntoIter<Value>,
+    base: &Base,
+) -> Option<Loaded> {
     let (Value::BulkString(record), Value::BulkString(ledger)) = (values.next()?, values.next()?)
     else {
         return None;
@@ -165,7 +173,7 @@ fn state(stamp: Stamp, mut values: std::vec::IntoIter<Value>, memory: Memory) ->
         stamp,
         memory,
         ledger: decode_ledger(&ledger).filter(|_| known),
-        bucket: Record::decode(&record)?.bucket,
+        bucket: Record::decode(&record, base.capacity)?.bucket,
     })
 }
 
@@ -198,8 +206,11 @@ pub(super) fn declared(value: &Value) -> Option<Declared> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::units::PolicyId;
+    use crate::bucket::Lost;
+    use crate::units::{Level, PolicyId, Share};
 
     #[test]
     fn case_20_key_name_has_a_tag_of_its_own_making() {
@@ -215,13 +226,23 @@ mod tests {
     #[test]
     fn answer_that_makes_no_sense_is_an_error() {
         let memory = Memory::default();
+        let base = Base {
+            tick: Tick::Micro,
+            token: Level(1),
+            share: Share(1),
+            capacity: Level(1),
+            floor: Level::ZERO,
+            wait: Duration::ZERO,
+            debt: Level::ZERO,
+            lost: Lost::Empty,
+        };
         for value in [
             Value::Nil,
             Value::Array(vec![]),
             Value::Array(vec![Value::Int(-1)]),
             Value::Array(vec![Value::Int(1), Value::Nil]),
         ] {
-            assert_eq!(loaded(value, memory), Err(StoreError::Nonsense));
+            assert_eq!(loaded(value, memory, &base), Err(StoreError::Nonsense));
         }
         let other = Value::Array(vec![Value::Int(0)]);
         assert_eq!(given_back(other, memory), Err(StoreError::Forgotten));
