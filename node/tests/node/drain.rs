@@ -76,7 +76,12 @@ async fn case_46_sigterm_answers_what_is_in_flight_and_exits_0() {
         assert_eq!(status.expect("no panic"), 200);
     }
     let http = node.http;
-    assert_eq!(node.exit_code().await, Some(0));
+    let (code, log) = node.end().await;
+    assert_eq!(code, Some(0));
+    assert!(
+        !log.contains("cut off"),
+        "idle connections were closed: {log}"
+    );
     assert!(TcpStream::connect(http).await.is_err());
 }
 
@@ -89,7 +94,7 @@ async fn second_sigterm_ends_the_node_at_once() {
     node.signal("-TERM").await;
     until_not_ready(&node).await;
     node.signal("-TERM").await;
-    assert_eq!(node.exit_code().await, Some(143));
+    assert_eq!(node.end().await.0, Some(143));
 }
 
 #[tokio::test]
@@ -99,7 +104,9 @@ async fn requests_are_cut_off_after_the_grace() {
     let node = Process::start(&settings, POLICIES).await;
     let _requests = requests_in_flight(&node, &redis, 600_000).await;
     node.signal("-INT").await;
-    assert_eq!(node.exit_code().await, Some(0));
+    let (code, log) = node.end().await;
+    assert_eq!(code, Some(0));
+    assert!(log.contains("requests in flight were cut off"), "{log}");
 }
 
 #[tokio::test]
@@ -117,5 +124,5 @@ async fn drain_is_asked_for_with_the_token_only() {
             .status,
         202
     );
-    assert_eq!(node.exit_code().await, Some(0));
+    assert_eq!(node.end().await.0, Some(0));
 }

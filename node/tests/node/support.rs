@@ -165,12 +165,12 @@ impl Process {
         assert!(sent.expect("kill is there").success());
     }
 
-    /// The exit code; waits for the end.
-    pub(crate) async fn exit_code(mut self) -> Option<i32> {
-        let ended = timeout(PATIENCE, self.child.wait())
-            .await
-            .expect("the node ends in time");
-        ended.expect("the process can be waited for").code()
+    /// The exit code and the log; waits for the end.
+    pub(crate) async fn end(mut self) -> (Option<i32>, String) {
+        let ended = timeout(PATIENCE, self.child.wait()).await;
+        let ended = ended.expect("the node ends in time");
+        let code = ended.expect("the process can be waited for").code();
+        (code, self.log())
     }
 }
 
