@@ -19,7 +19,7 @@ use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-pub use self::state::{ServiceCounters, Status};
+pub use self::state::{Count, ServiceCounters, Status};
 use self::members::Members;
 use crate::dues::DueReceiver;
 use crate::exchange::{self, Exchange};
