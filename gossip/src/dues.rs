@@ -38,7 +38,15 @@ impl Dues {
         let (queue, receiver) = mpsc::channel(DUES_MAX);
         let said = (0..SLOTS).map(|_| AtomicU64::new(0)).collect();
         let (start, dropped) = (Instant::now(), AtomicU64::new(0));
-        (Arc::new(Self { queue, said, start, dropped }), DueReceiver(receiver))
+        (
+            Arc::new(Self {
+                queue,
+                said,
+                start,
+                dropped,
+            }),
+            DueReceiver(receiver),
+        )
     }
 
     /// Dues that found no place.
@@ -74,7 +82,10 @@ mod tests {
     #[test]
     fn dues_are_said_about_once_a_tick_and_never_wait() {
         let (dues, mut receiver) = Dues::channel();
-        let key = |client| Key { client: Client(client), policy: PolicyId(1) };
+        let key = |client| Key {
+            client: Client(client),
+            policy: PolicyId(1),
+        };
         let start = Instant::now();
         for _ in 0..10_000 {
             dues.offer(key(1), Tokens(0));

@@ -13,14 +13,14 @@ use rand::rngs::StdRng;
 use region::limiter::Limiter;
 use region::store::{Store, Swap, Swapped};
 use region::units::{Key, RegionId, Timestamp, micros};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-pub use self::state::{Count, ServiceCounters, Status};
 use self::members::Members;
+pub use self::state::{Count, ServiceCounters, Status};
 use crate::dues::DueReceiver;
 use crate::exchange::{self, Exchange};
 use crate::frame::{Due, Frame, KeyRow, Message};
@@ -49,8 +49,9 @@ pub struct Parts<S> {
     pub transport: Transport,
     /// What arrives from it.
     pub inbound: mpsc::Receiver<Inbound>,
-    /// What decisions say.
-    pub dues: DueReceiver,
+    /// What decisions say; locked by the service for as long as it runs, so that a service that is
+    /// started again after a panic finds it.
+    pub dues: Arc<Mutex<DueReceiver>>,
     /// What membership draws from.
     pub rng: StdRng,
     /// What others may look at.
@@ -87,7 +88,15 @@ impl<S: Store + 'static> Service<S> {
     /// # Panics
     /// If more regions are configured than a region id can name: the configuration refuses that.
     pub async fn run(parts: Parts<S>, shutdown: CancellationToken) {
-        let Parts { limiter, transport, mut inbound, mut dues, rng, status } = parts;
+        let Parts {
+            limiter,
+            transport,
+            mut inbound,
+            dues,
+            rng,
+            status,
+        } = parts;
+        let mut dues = dues.lock_owned().await;
         let (own, policies) = (limiter.region(), Arc::clone(limiter.policies()));
         let regions = u16::try_from(policies.regions().len()).expect("at most 64 regions");
         let start = Instant::now();
@@ -137,7 +146,8 @@ impl<S: Store + 'static> Service<S> {
     async fn leave(mut self) {
         let now = self.now();
         let mut out = Vec::new();
-        self.membership.step(now, membership::Input::Leave, &mut out);
+        self.membership
+            .step(now, membership::Input::Leave, &mut out);
         self.membership_wants(out);
         self.calls.shutdown().await;
         self.transport.shutdown().await;
@@ -183,7 +193,8 @@ impl<S: Store + 'static> Service<S> {
         for to in everybody {
             self.send(to, Message::Rows(Vec::new()));
         }
-        self.status.note(self.replica.keys(), self.exchange.heard(self.now()).count());
+        self.status
+            .note(self.replica.keys(), self.exchange.heard(self.now()).count());
     }
 
     fn receive(&mut self, inbound: Inbound) {
@@ -191,7 +202,10 @@ impl<S: Store + 'static> Service<S> {
         let from_region = from.region;
         if from_region != self.own {
             let heard = frame.heard;
-            self.exchange(exchange::Input::Heard { from: from_region, heard });
+            self.exchange(exchange::Input::Heard {
+                from: from_region,
+                heard,
+            });
         }
         match frame.message {
             Message::Hello(hello) => self.membership(membership::Input::Join(hello.member)),
@@ -199,14 +213,24 @@ impl<S: Store + 'static> Service<S> {
             Message::Rows(rows) if from_region != self.own => {
                 self.status.counters.rows_received.add(rows.len());
                 for KeyRow { key, row } in rows {
-                    self.exchange(exchange::Input::Row { from: from_region, key, row });
+                    self.exchange(exchange::Input::Row {
+                        from: from_region,
+                        key,
+                        row,
+                    });
                 }
             }
             Message::Digest(entries) if from_region != self.own => {
-                self.exchange(exchange::Input::Digest { from: from_region, entries });
+                self.exchange(exchange::Input::Digest {
+                    from: from_region,
+                    entries,
+                });
             }
             Message::Request(keys) if from_region != self.own => {
-                self.exchange(exchange::Input::Request { from: from_region, keys });
+                self.exchange(exchange::Input::Request {
+                    from: from_region,
+                    keys,
+                });
             }
             Message::Dues(dues) if from_region == self.own => {
                 for Due { key, wanted } in dues {
@@ -223,7 +247,10 @@ impl<S: Store + 'static> Service<S> {
     fn due(&mut self, due: Due) {
         match self.members.acting(self.own, due.key) {
             Some(to) => self.send(to, Message::Dues(vec![due])),
-            None => self.replica(replica::Input::Due { key: due.key, wanted: due.wanted }),
+            None => self.replica(replica::Input::Due {
+                key: due.key,
+                wanted: due.wanted,
+            }),
         }
     }
 
@@ -244,7 +271,11 @@ impl<S: Store + 'static> Service<S> {
                     self.replica(replica::Input::RegionUp);
                 }
                 Output::Down(member) => {
-                    info!(node = member.name(), region = member.region(), "node is down");
+                    info!(
+                        node = member.name(),
+                        region = member.region(),
+                        "node is down"
+                    );
                     self.members.down(&member);
                 }
                 Output::Renamed { from, to } => {
@@ -276,14 +307,17 @@ impl<S: Store + 'static> Service<S> {
                 Output::Row { key, row } => self.replica(replica::Input::Row { key, row }),
                 Output::Send { to, rows } => {
                     self.status.counters.rows_sent.add(rows.len());
-                    let rows = rows.into_iter().map(|(key, row)| KeyRow { key, row }).collect();
-                    self.to_acting(to, rows, |row: &KeyRow| row.key, Message::Rows);
+                    let rows = rows
+                        .into_iter()
+                        .map(|(key, row)| KeyRow { key, row })
+                        .collect();
+                    self.send_to_acting(to, rows, |row: &KeyRow| row.key, Message::Rows);
                 }
                 Output::Digest { to, entries } => {
-                    self.to_acting(to, entries, |(key, _)| *key, Message::Digest);
+                    self.send_to_acting(to, entries, |(key, _)| *key, Message::Digest);
                 }
                 Output::Request { to, keys } => {
-                    self.to_acting(to, keys, |key| *key, Message::Request);
+                    self.send_to_acting(to, keys, |key| *key, Message::Request);
                 }
                 Output::RegionUp(region) => {
                     info!(region = self.name(region), "region is heard");
@@ -344,8 +378,8 @@ impl<S: Store + 'static> Service<S> {
     }
 
     /// Sends items to a region, each to the node that acts for its key.
-    fn to_acting<T>(
-        &mut self,
+    fn send_to_acting<T>(
+        &self,
         region: RegionId,
         items: Vec<T>,
         key: impl Fn(&T) -> Key,
@@ -356,7 +390,7 @@ impl<S: Store + 'static> Service<S> {
         }
     }
 
-    fn send(&mut self, to: SocketAddr, message: Message) {
+    fn send(&self, to: SocketAddr, message: Message) {
         let heard: Vec<RegionId> = self.exchange.heard(self.now()).collect();
         if matches!(&message, Message::Rows(rows) if rows.is_empty()) {
             self.transport.send(to, &Frame { heard, message });
@@ -369,7 +403,9 @@ impl<S: Store + 'static> Service<S> {
 
     fn name(&self, region: RegionId) -> &str {
         let regions = self.limiter.policies().regions();
-        regions.get(usize::from(region.0)).map_or("?", |region| region.name.as_str())
+        regions
+            .get(usize::from(region.0))
+            .map_or("?", |region| region.name.as_str())
     }
 }
 
@@ -382,7 +418,10 @@ async fn ask<S: Store>(limiter: &Limiter<S>, own: RegionId, call: Call) -> repli
                 return replica::Input::StoreFailed { key };
             };
             match limiter.store().load(key, &base).await {
-                Ok(loaded) => replica::Input::Loaded { key, loaded: Box::new(loaded) },
+                Ok(loaded) => replica::Input::Loaded {
+                    key,
+                    loaded: Box::new(loaded),
+                },
                 Err(_) => replica::Input::StoreFailed { key },
             }
         }

@@ -2,8 +2,11 @@
 
 pub mod admin;
 pub mod apis;
+pub mod certs;
 pub mod cli;
+pub mod cluster;
 pub mod config;
+pub mod demo;
 pub mod front;
 pub mod output;
 pub mod queue;

@@ -14,6 +14,16 @@ pub fn line(text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// Writes text as it is and flushes it.
+///
+/// # Errors
+/// If standard output is closed.
+pub fn text(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
 /// Writes what is wrong to standard error.
 ///
 /// # Errors

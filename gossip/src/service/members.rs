@@ -20,13 +20,22 @@ pub(super) struct Members {
 
 impl Members {
     pub(super) fn new(own: Member, policies: &PolicySet) -> Self {
-        let regions = policies.regions().iter().map(|region| region.name.clone()).collect();
-        Self { own, regions, others: BTreeMap::new() }
+        let regions = policies
+            .regions()
+            .iter()
+            .map(|region| region.name.clone())
+            .collect();
+        Self {
+            own,
+            regions,
+            others: BTreeMap::new(),
+        }
     }
 
     pub(super) fn up(&mut self, member: Member) {
         if let Some(region) = self.region(member.region()) {
-            self.others.insert((region, member.name().to_owned()), member);
+            self.others
+                .insert((region, member.name().to_owned()), member);
         }
     }
 
@@ -42,7 +51,10 @@ impl Members {
 
     /// All members, this node first.
     pub(super) fn all(&self) -> Vec<Member> {
-        std::iter::once(&self.own).chain(self.others.values()).cloned().collect()
+        std::iter::once(&self.own)
+            .chain(self.others.values())
+            .cloned()
+            .collect()
     }
 
     /// The addresses of all other nodes.
@@ -84,7 +96,9 @@ impl Members {
     fn of(&self, region: RegionId) -> impl Iterator<Item = &Member> {
         let from = (region, String::new());
         let members = self.others.range(from..);
-        members.take_while(move |((other, _), _)| *other == region).map(|(_, member)| member)
+        members
+            .take_while(move |((other, _), _)| *other == region)
+            .map(|(_, member)| member)
     }
 
     fn region(&self, name: &str) -> Option<RegionId> {

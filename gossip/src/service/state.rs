@@ -53,7 +53,8 @@ impl Count {
     }
 
     pub(super) fn add(&self, more: usize) {
-        self.0.fetch_add(u64::try_from(more).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.0
+            .fetch_add(u64::try_from(more).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
@@ -71,7 +72,10 @@ impl Status {
     /// All members, this node first.
     #[must_use]
     pub fn members(&self) -> Vec<Member> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.members
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// The keys in work.

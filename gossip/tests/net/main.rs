@@ -225,10 +225,10 @@ async fn case_52_queue_for_an_unreachable_peer_is_bounded_and_keeps_the_newest()
     drop(free);
     let mut eu = Node::start_at(&authority, EU, "eu-1", address);
     let newest = loop {
-        if let Message::Rows(rows) = eu.receive().await.frame.message {
-            if rows[0].key.client.0 == 4_999 {
-                break rows[0].key.client.0;
-            }
+        if let Message::Rows(rows) = eu.receive().await.frame.message
+            && rows[0].key.client.0 == 4_999
+        {
+            break rows[0].key.client.0;
         }
     };
     assert_eq!(newest, 4_999);

@@ -1,17 +1,22 @@
 //! The command line: one subcommand, one file.
 
+mod certs;
 mod check;
+mod demo;
 mod serve;
 
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use region::store::redis::ConnectError;
 
+use crate::certs::CertsError;
+use crate::cluster::JoinError;
 use crate::serve::BindError;
-use crate::tasks::Dead;
+use crate::tasks::{Dead, TaskError};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -37,11 +42,31 @@ enum Command {
     /// `ready http=ADDRESS grpc=ADDRESS admin=ADDRESS`, and serves. SIGTERM and SIGINT drain the
     /// node; a second one stops it at once. Logs go to standard error.
     Serve(Serve),
+    /// Show one limit over three regions: simulated distance, changing load, a cut, live.
+    ///
+    /// Three whole nodes run in this process, with memory stores and real QUIC over loopback. The
+    /// parts: load in proportion to the weights; everything in one region; everything in another;
+    /// a region cut off; healed. An auditor measures by how much the limit was exceeded.
+    Demo(Demo),
+    /// Make certificates for gossip.
+    Certs {
+        #[command(subcommand)]
+        command: CertsCommand,
+    },
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum CertsCommand {
+    /// Make a CA, a certificate for each region, and the secret that keys are hashed with.
+    ///
+    /// What is there already stays, so that regions can be added later. Copy `ca.pem`,
+    /// `key.secret` and a region's two files to its nodes; keep `ca-key.pem` away from them.
+    Init(CertsInit),
 }
 
 #[derive(Debug, Subcommand)]
@@ -69,6 +94,29 @@ struct Serve {
     /// as having lost its memory: its keys start empty and nothing is lent for a while.
     #[arg(long)]
     first_start: bool,
+}
+
+#[derive(Debug, Args)]
+struct Demo {
+    /// How long it takes; the parts scale with it.
+    #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = length)]
+    length: Duration,
+    /// Draw nothing; print one JSON object at the end.
+    #[arg(long)]
+    json: bool,
+    /// What the arrival times of requests are drawn from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Debug, Args)]
+struct CertsInit {
+    /// The regions, separated by commas.
+    #[arg(long, value_name = "REGIONS", value_delimiter = ',', required = true)]
+    regions: Vec<String>,
+    /// Where the files go.
+    #[arg(long, value_name = "DIR", default_value = "certs")]
+    out: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -107,6 +155,15 @@ pub enum Failure {
     /// The store cannot be used. Nothing was served.
     #[error("the store cannot be used")]
     Store(#[from] ConnectError),
+    /// Gossip could not be started. Nothing was served.
+    #[error("gossip cannot be started")]
+    Gossip(#[from] JoinError),
+    /// Certificates could not be made.
+    #[error("certificates")]
+    Certs(#[from] CertsError),
+    /// The demo could not be run.
+    #[error("demo")]
+    Demo(#[source] TaskError),
     /// A task died that the node cannot do without. The node has drained.
     #[error("{0}")]
     Died(Dead),
@@ -120,10 +177,24 @@ impl Cli {
     pub fn run(self, environment: &[(String, String)]) -> Result<Exit, Failure> {
         match self.command {
             Command::Serve(serve) => serve.run(environment),
+            Command::Demo(demo) => demo.run(),
+            Command::Certs {
+                command: CertsCommand::Init(init),
+            } => init.run(),
             Command::Config {
                 command: ConfigCommand::Check(check),
             } => check.run(environment),
         }
+    }
+}
+
+/// A length that a demo can have: all of its parts are seen, and its record fits in memory.
+fn length(text: &str) -> Result<Duration, String> {
+    let length = region::reader::duration(text).map_err(|error| error.to_string())?;
+    if (Duration::from_secs(5)..=Duration::from_secs(3_600)).contains(&length) {
+        Ok(length)
+    } else {
+        Err("a demo takes from 5s to 1h".to_owned())
     }
 }
 

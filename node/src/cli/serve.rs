@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use gossip::dues::Dues;
 use prometheus_client::collector::Collector;
 use region::limiter::{Limiter, Settings};
 use region::store::any::AnyStore;
@@ -10,7 +11,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::{Exit, Failure, Serve};
-use crate::admin::Alone;
+use crate::admin::{Alone, Cluster};
+use crate::cluster::{GossipMetrics, Gossiping};
 use crate::config::{Loaded, NodeConfig, load};
 use crate::output;
 use crate::serve::{Node, Parts, Sockets};
@@ -60,11 +62,11 @@ impl Serve {
 async fn serve(loaded: Loaded, first_start: bool) -> Result<Exit, Failure> {
     let mut signals = Signals::catch().map_err(Failure::Start)?;
     let sockets = Sockets::bind(&loaded.node).await?;
-    let node = assemble(loaded, sockets, first_start).await?;
+    let mut tasks = Tasks::new(CancellationToken::new());
+    let node = assemble(loaded, (sockets, &mut tasks), first_start).await?;
     let (addresses, health) = (node.addresses(), node.health());
     output::line(&format!("ready {addresses}")).map_err(Failure::Output)?;
     tracing::info!(%addresses, "serving");
-    let tasks = Tasks::new(CancellationToken::new());
     tokio::select! {
         biased;
         killed = signals.obey(&health) => Ok(killed),
@@ -74,7 +76,7 @@ async fn serve(loaded: Loaded, first_start: bool) -> Result<Exit, Failure> {
 
 async fn assemble(
     loaded: Loaded,
-    sockets: Sockets,
+    (sockets, tasks): (Sockets, &mut Tasks),
     first_start: bool,
 ) -> Result<Node<AnyStore>, Failure> {
     let Loaded { node, policies, .. } = loaded;
@@ -82,14 +84,32 @@ async fn assemble(
     let policies = Arc::new(policies);
     let region = policies.region(&node.region);
     let region = region.expect("the configuration names a region of the policies");
+    let gossip = node.gossip.as_ref();
+    let gossip = gossip
+        .map(|gossip| Gossiping::bind(&node, gossip, &policies))
+        .transpose()?;
+    let (dues, receiver) = Dues::channel();
     let limiter = Limiter::new(Arc::clone(&policies), region, store, limits(&node));
-    let limiter = Arc::new(limiter);
-    let stored: Box<dyn Collector> = Box::new(StoreMetrics(Arc::clone(&limiter)));
-    let metrics = Metrics::new((&node.region, &node.name), &policies, vec![stored]);
+    let limiter = Arc::new(match gossip {
+        Some(_) => limiter.with_pressure(dues),
+        None => limiter,
+    });
+    let mut collectors: Vec<Box<dyn Collector>> =
+        vec![Box::new(StoreMetrics(Arc::clone(&limiter)))];
+    let cluster: Arc<dyn Cluster> = match gossip {
+        Some((gossiping, inbound)) => {
+            gossiping.run(tasks, Arc::clone(&limiter), inbound, receiver);
+            tracing::info!(address = %gossiping.address(), "gossiping");
+            collectors.push(Box::new(GossipMetrics(Arc::clone(&gossiping))));
+            gossiping
+        }
+        None => Arc::new(Alone),
+    };
+    let metrics = Metrics::new((&node.region, &node.name), &policies, collectors);
     let parts = Parts {
         limiter,
         metrics: Arc::new(metrics),
-        cluster: Arc::new(Alone),
+        cluster,
         sockets,
     };
     Ok(Node::new(node, parts))
