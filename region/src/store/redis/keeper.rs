@@ -120,9 +120,10 @@ pub(super) async fn open(
     terms: Terms,
     seen: Generation,
 ) -> Result<Opened, StoreError> {
+    let limit = OPEN_MAX.max(shard.deadline);
     let opening = async {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(OPEN_MAX))
+            .set_connection_timeout(Some(limit))
             .set_response_timeout(None)
             .set_concurrency_limit(IN_FLIGHT_MAX)
             .set_pipeline_buffer_size(BUFFER);
@@ -140,7 +141,6 @@ pub(super) async fn open(
             declared,
         })
     };
-    let limit = OPEN_MAX.max(shard.deadline);
     timeout(limit, opening)
         .await
         .unwrap_or(Err(StoreError::Unreachable))
