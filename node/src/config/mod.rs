@@ -270,3 +270,39 @@ fn text(path: &Path, problems: &mut Vec<Problem>) -> Option<(String, String)> {
     });
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_printed_as_stars() {
+        let shard = ShardConfig {
+            name: "a".to_owned(),
+            url: Secret::new("redis://:hunter2@127.0.0.1".to_owned()),
+        };
+        assert_eq!(
+            format!("{shard:?}"),
+            r#"ShardConfig { name: "a", url: *** }"#
+        );
+        assert_eq!(format!("{:?}", Secret::new([7_u8; 16])), "***");
+    }
+
+    #[test]
+    fn loss_is_read_exactly_and_never_above_all() {
+        for (text, ppm) in [
+            ("0%", 0),
+            ("2%", 20_000),
+            ("0.5%", 5_000),
+            ("100%", 1_000_000),
+        ] {
+            assert_eq!(loss(text), Ok(ppm), "{text}");
+        }
+        assert_eq!(loss("0.0001%"), Ok(1));
+        for text in [
+            "", "%", "2", "-1%", "+1%", "100.1%", "0.00001%", "1.+1%", ".5%",
+        ] {
+            assert!(loss(text).is_err(), "{text}");
+        }
+    }
+}
