@@ -176,7 +176,8 @@ impl<'a> Greeter<'a> {
         let own = lock(&self.shared.own).clone();
         if hello.member.name() == own.name() && hello.member.address() == own.address() {
             // A seed's name that means this node itself.
-            self.connection.close(CLOSE_SELF, b"this is the same node");
+            lock(&self.shared.itself).insert(self.connection.remote_address());
+            self.close(CLOSE_SELF, b"this is the same node");
             return;
         }
         if hello.reply {

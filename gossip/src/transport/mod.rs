@@ -11,7 +11,7 @@ mod link;
 mod peer;
 mod tls;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +51,9 @@ const CONNECTIONS_MAX: usize = 2 * PEERS_MAX + 64;
 
 /// How often seeds that are not connected are looked up and dialled again.
 const SEED_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How often a seed that is connected is looked up again, since its name may mean another node.
+const SEED_INTERVAL_MAX: Duration = Duration::from_secs(20);
 
 /// How long a name look-up may take.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -145,6 +148,8 @@ struct Shared {
     inbound: mpsc::Sender<Inbound>,
     /// The peers that there is or was something to send to, by advertised address.
     peers: Mutex<BTreeMap<SocketAddr, Arc<Peer>>>,
+    /// Addresses that seeds' names gave and at which this node met itself.
+    itself: Mutex<BTreeSet<SocketAddr>>,
     /// Every task of this transport.
     tasks: Mutex<JoinSet<()>>,
     runtime: Handle,
@@ -197,6 +202,7 @@ impl Transport {
             counters: Arc::default(),
             inbound,
             peers: Mutex::default(),
+            itself: Mutex::new(BTreeSet::from([bound, advertised])),
             tasks: Mutex::default(),
             runtime: Handle::current(),
             stop: CancellationToken::new(),
@@ -205,7 +211,7 @@ impl Transport {
         });
         shared.spawn(connection::accept(Arc::clone(&shared)));
         for seed in settings.seeds {
-            shared.spawn(dial_seed(Arc::clone(&shared), seed, bound));
+            shared.spawn(dial_seed(Arc::clone(&shared), seed));
         }
         Ok((Self(shared), receiver))
     }
@@ -330,7 +336,7 @@ impl Shared {
 }
 
 /// Keeps trying to be connected to a seed, whose name may mean another node from time to time.
-async fn dial_seed(shared: Arc<Shared>, seed: String, bound: SocketAddr) {
+async fn dial_seed(shared: Arc<Shared>, seed: String) {
     let mut rng = shared.rng();
     let mut known = true;
     loop {
@@ -345,16 +351,20 @@ async fn dial_seed(shared: Arc<Shared>, seed: String, bound: SocketAddr) {
                 warn!(seed, "a seed's name is not known");
             }
         }
-        let own = lock(&shared.own).address();
+        let mut connected = false;
         for address in addresses {
-            if address != own
-                && address != bound
+            if !lock(&shared.itself).contains(&address)
                 && let Some(peer) = shared.peer(address)
             {
-                peer.want();
+                connected |= peer.want();
             }
         }
-        let pause = SEED_INTERVAL.mul_f64(rng.random_range(0.5..1.5));
+        let pause = if connected {
+            SEED_INTERVAL_MAX
+        } else {
+            SEED_INTERVAL
+        };
+        let pause = pause.mul_f64(rng.random_range(0.5..1.5));
         tokio::select! {
             biased;
             () = shared.stop.cancelled() => return,

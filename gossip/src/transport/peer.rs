@@ -103,12 +103,14 @@ impl Peer {
         self.wake.notify_one();
     }
 
-    /// Asks for a connection although there may be nothing to send.
-    pub(super) fn want(&self) {
-        if self.connected().is_none() {
+    /// Asks for a connection although there may be nothing to send; true if there is one.
+    pub(super) fn want(&self) -> bool {
+        let connected = self.connected().is_some();
+        if !connected {
             lock(&self.outbox).wanted = true;
             self.wake.notify_one();
         }
+        connected
     }
 
     /// Ends the task of a peer that is not connected and has nothing to be sent.

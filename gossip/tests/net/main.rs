@@ -353,7 +353,7 @@ async fn leaving_node_sends_what_it_has_queued() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn seed_by_name_finds_the_node_and_itself_is_no_peer() {
+async fn seed_by_name_finds_the_node() {
     let authority = Authority::new();
     let mut eu = Node::start(&authority, EU, "eu-1", &[]);
     let port = eu.address().port();
@@ -365,4 +365,25 @@ async fn seed_by_name_finds_the_node_and_itself_is_no_peer() {
     let us = Node::from(Transport::bind(us).unwrap());
     assert_eq!(eu.hello().await.member.name(), "us-1");
     nodes::stop([eu, us]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seed_that_is_the_node_itself_is_dialled_once_and_never_greeted() {
+    let authority = Authority::new();
+    // Bound to all interfaces, so that another address than the advertised one leads home too.
+    let free = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let home = authority.settings(EU, "eu-1", &[]);
+    let home = Settings {
+        bind: format!("0.0.0.0:{port}").parse().unwrap(),
+        advertise: Some(format!("127.0.0.1:{port}").parse().unwrap()),
+        seeds: vec![format!("127.0.0.2:{port}")],
+        ..home
+    };
+    let mut home = Node::from(Transport::bind(home).unwrap());
+    assert!(home.receives_nothing_for(Duration::from_secs(7)).await);
+    assert_eq!(home.transport.counters().connects(), 1);
+    assert_eq!(home.transport.counters().connections(), 0);
+    nodes::stop([home]).await;
 }
