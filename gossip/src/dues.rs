@@ -11,11 +11,12 @@ use tokio::sync::mpsc;
 use crate::frame::Due;
 use crate::replica::TICK;
 
-/// The most dues that wait for the control plane. A due that finds no place comes again with the next
-/// request.
+/// The most dues that wait for the control plane. A due that finds no place comes again with the
+/// next request.
 const DUES_MAX: usize = 4_096;
 
-/// How many keys are remembered as said in this tick; two that meet in one place are said more often.
+/// How many keys are remembered as said in this tick; two that meet in one place are said more
+/// often.
 const SLOTS: usize = 4_096;
 
 /// The decisions' end. Says a key at most about once a tick, whatever its rate.

@@ -1,8 +1,8 @@
 //! Which rows go to whom: coalesced by key, within a budget per region and tick, relayed around a
 //! broken link, and sent again when a digest shows that one was missed.
 //!
-//! Rows are newest-wins, so only the newest of a key waits in a queue, and a queue cannot outgrow the
-//! number of keys.
+//! Rows are newest-wins, so only the newest of a key waits in a queue, and a queue cannot outgrow
+//! the number of keys.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

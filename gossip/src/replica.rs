@@ -1,8 +1,8 @@
 //! The work in flight for the keys that this node acts for, and nothing that must survive it.
 //!
-//! What must survive is the ledger in the store. This machine decides when to look at a key: it loads,
-//! works out one [`Transition`], swaps, and only then lets the row go. A node that dies in between
-//! takes nothing with it; two nodes that act for one key meet at the swap.
+//! What must survive is the ledger in the store. This machine decides when to look at a key: it
+//! loads, works out one [`Transition`], swaps, and only then lets the row go. A node that dies in
+//! between takes nothing with it; two nodes that act for one key meet at the swap.
 
 mod work;
 

@@ -289,7 +289,8 @@ impl<S: Store + 'static> Service<S> {
                     self.transport.introduce(own);
                 }
                 Output::Duplicate(other) => {
-                    warn!(address = %other.address(), "duplicate_node_id: another node has our name");
+                    let address = other.address();
+                    warn!(%address, "duplicate_node_id: another node has our name");
                     self.status.counters.duplicates.add(1);
                 }
                 Output::Refused(_) => self.status.counters.packets_refused.add(1),

@@ -1,5 +1,5 @@
-//! Three regions in virtual time: the limiter, the replica and the exchange of production over memory
-//! stores, with links that take time and can be cut. No sockets, no clock, no luck.
+//! Three regions in virtual time: the limiter, the replica and the exchange of production over
+//! memory stores, with links that take time and can be cut. No sockets, no clock, no luck.
 
 use std::collections::BTreeMap;
 use std::pin::pin;

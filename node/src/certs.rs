@@ -147,9 +147,9 @@ impl Authority {
     }
 }
 
-/// Makes `ca.pem`, `ca-key.pem`, `key.secret`, and `REGION.pem` and `REGION-key.pem` for each region,
-/// and returns the files that were made. What is there already stays as it is, so that regions can
-/// be added later.
+/// Makes `ca.pem`, `ca-key.pem`, `key.secret`, and `REGION.pem` and `REGION-key.pem` for each
+/// region, and returns the files that were made. What is there already stays as it is, so that
+/// regions can be added later.
 ///
 /// # Errors
 /// If half a CA is there, a name cannot be used, or a file cannot be read or written.

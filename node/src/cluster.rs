@@ -121,8 +121,8 @@ impl Gossiping {
         self.transport().own().address()
     }
 
-    /// Has gossip run as one of `tasks`. A panic in it ends no decision: it is started again, after a
-    /// while that grows.
+    /// Has gossip run as one of `tasks`. A panic in it ends no decision: it is started again,
+    /// after a while that grows.
     pub fn run<S: Store + 'static>(
         self: &Arc<Self>,
         tasks: &mut Tasks,

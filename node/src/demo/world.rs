@@ -229,7 +229,8 @@ impl Node {
         all.add(&*timings).expect("both histograms grow as needed");
     }
 
-    /// Sends requests at random instants with the rate of each phase (a Poisson process) to the end.
+    /// Sends requests at random instants with the rate of each phase (a Poisson process) to the
+    /// end.
     pub(super) async fn load(
         self: Arc<Self>,
         region: usize,

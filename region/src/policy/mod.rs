@@ -15,15 +15,10 @@ use siphasher::sip::SipHasher24;
 pub use self::condition::{Condition, Test};
 pub use self::describe::Described;
 use crate::bucket::{Base, Lost};
+use crate::ledger::{CLOCK_MARGIN, GRANT_TTL};
 use crate::limit::Split;
 use crate::reader::Problems;
 use crate::units::{Client, Level, PolicyId, RegionId, Tokens};
-
-/// How long a grant counts, from the borrower's stamp that it answers (PROTOCOL 3).
-pub const GRANT_TTL: Duration = Duration::from_secs(2);
-
-/// What a lender adds to the lifetime of a grant for the error of clock rates (PROTOCOL 3).
-pub const CLOCK_MARGIN: Duration = Duration::from_millis(500);
 
 /// The policies that all regions share, and the regions that share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
