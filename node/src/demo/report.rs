@@ -120,8 +120,8 @@ impl Report {
             self.reaction_ms
         ));
         say(format_args!(
-            "false denials  {} that one global bucket would have admitted, {in_the_cut} of them in the \
-             cut",
+            "false denials  {} that one global bucket would have admitted, {in_the_cut} of them in \
+             the cut",
             self.false_denials
         ));
         say(format_args!(

@@ -93,7 +93,8 @@ fn frame(view: &View) -> String {
     };
     let admitted: u64 = view.regions.iter().map(|region| region.admitted).sum();
     say(format!(
-        "\x1b[1mtidegate demo\x1b[0m   one customer, {LIMIT}/s over three regions   {:>5.1} of {:.0} s",
+        "\x1b[1mtidegate demo\x1b[0m   one customer, {LIMIT}/s over three regions   {:>5.1} of \
+         {:.0} s",
         view.passed.as_secs_f64(),
         view.whole.as_secs_f64()
     ));
