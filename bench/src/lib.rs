@@ -1,1 +1,1 @@
-//! Load generation over the wire, micro-benchmarks, comparison reports.
+//! Load generation over the wire, micro-benchmarks and comparison reports: to come.

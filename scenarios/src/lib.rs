@@ -1,1 +1,1 @@
-//! Chaos scenarios: the catalogue, the simulator, the runner and the reports.
+//! Chaos scenarios, the simulator that runs them, and their reports: to come.
