@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn::{Connection, Incoming, RecvStream, VarInt};
+use quinn::{Connection, ConnectionError, Incoming, RecvStream, VarInt};
 use region::units::RegionId;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -109,7 +109,18 @@ pub(super) async fn run(shared: Arc<Shared>, connection: Connection, region: Reg
         }
         greeter.lane.forward().await;
     }
+    if met_itself(&connection) {
+        lock(&shared.itself).insert(connection.remote_address());
+    }
     shared.counters.count_closed();
+}
+
+/// Whether the other end, which is this node too, noticed first and closed the connection.
+fn met_itself(connection: &Connection) -> bool {
+    matches!(
+        connection.close_reason(),
+        Some(ConnectionError::ApplicationClosed(close)) if close.error_code == CLOSE_SELF
+    )
 }
 
 /// What one stream carries: one frame, or `None` if it is too long, too slow or cut short.
