@@ -4,7 +4,7 @@
 mod members;
 mod state;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use region::limiter::Limiter;
 use region::store::{Store, Swap, Swapped};
 use region::units::{Key, RegionId, Timestamp, micros};
 use tokio::sync::{Mutex, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -71,6 +71,8 @@ pub struct Service<S> {
     exchange: Exchange,
     replica: Replica,
     calls: JoinSet<replica::Input>,
+    /// The key of each call on its way: a call that panics cannot say it.
+    called_for: HashMap<Id, Key>,
     waiting: VecDeque<Call>,
     next_beat: Timestamp,
 }
@@ -112,6 +114,7 @@ impl<S: Store + 'static> Service<S> {
             transport,
             status,
             calls: JoinSet::new(),
+            called_for: HashMap::new(),
             waiting: VecDeque::new(),
             next_beat: Timestamp::default(),
         };
@@ -120,7 +123,7 @@ impl<S: Store + 'static> Service<S> {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                Some(done) = service.calls.join_next() => service.called(done),
+                Some(done) = service.calls.join_next_with_id() => service.called(done),
                 Some(frame) = inbound.recv() => {
                     service.receive(frame);
                     for _ in 1..BATCH_MAX {
@@ -349,27 +352,36 @@ impl<S: Store + 'static> Service<S> {
             return;
         }
         let (limiter, own) = (Arc::clone(&self.limiter), self.own);
-        self.calls.spawn(async move {
-            let key = match &call {
-                Call::Load(key) => *key,
-                Call::Swap(swap) => swap.key,
-            };
+        let key = match &call {
+            Call::Load(key) => *key,
+            Call::Swap(swap) => swap.key,
+        };
+        let begun = self.calls.spawn(async move {
             match timeout(CALL_TIMEOUT, ask(&limiter, own, call)).await {
                 Ok(answer) => answer,
                 Err(_) => replica::Input::StoreFailed { key },
             }
         });
+        self.called_for.insert(begun.id(), key);
     }
 
-    fn called(&mut self, done: Result<replica::Input, tokio::task::JoinError>) {
-        match done {
-            Ok(input) => {
-                if matches!(input, replica::Input::StoreFailed { .. }) {
-                    self.status.counters.store_failures.add(1);
-                }
-                self.replica(input);
+    fn called(&mut self, done: Result<(Id, replica::Input), JoinError>) {
+        let input = match done {
+            Ok((id, input)) => {
+                self.called_for.remove(&id);
+                Some(input)
             }
-            Err(error) => warn!(%error, "a store call of the control plane ended in a panic"),
+            Err(error) => {
+                warn!(%error, "a store call of the control plane ended in a panic");
+                let key = self.called_for.remove(&error.id());
+                key.map(|key| replica::Input::StoreFailed { key })
+            }
+        };
+        if let Some(input) = input {
+            if matches!(input, replica::Input::StoreFailed { .. }) {
+                self.status.counters.store_failures.add(1);
+            }
+            self.replica(input);
         }
         while self.calls.len() < CALLS_MAX
             && let Some(call) = self.waiting.pop_front()

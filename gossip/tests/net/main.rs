@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a failure here is a failed test")]
 
 mod nodes;
+mod service;
 
 use std::time::Duration;
 
