@@ -8,6 +8,7 @@
     reason = "how long it all took is told with the result"
 )]
 
+mod cases;
 mod outage;
 mod world;
 

@@ -7,6 +7,7 @@ mod load;
 mod ports;
 mod process;
 mod redis;
+mod stranger;
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -22,6 +23,7 @@ pub(crate) use self::http::{Answer, Client};
 pub(crate) use self::load::Load;
 pub(crate) use self::process::{Node, Settings, Start};
 pub(crate) use self::redis::Redis;
+pub(crate) use self::stranger::Stranger;
 
 /// How long anything may take that should happen soon.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
