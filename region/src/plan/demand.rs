@@ -2,7 +2,9 @@
 //!
 //! Two exponentially weighted averages of the offered rate, denials included. The slow one carries
 //! the answer and is quiet under noise; it jumps when the fast one, or the last sample or two
-//! alone, differ from it by more than the noise of a Poisson count explains.
+//! alone, differ from it by more than the noise of a Poisson count explains. What is counted are
+//! not single tokens but grains of them: requests that cost several, or that come in batches, are
+//! as noisy as if there were fewer of them. How large the grains are is measured, too.
 
 use crate::limit::Limit;
 use crate::units::{Share, Tick, Ticks, Tokens, mul_div};
@@ -19,11 +21,19 @@ const SIGMAS: u64 = 3;
 /// A change below one part in so many of the limit is never a step.
 const STEP_PARTS: u64 = 100;
 
+/// One token in the unit of grains.
+const ONE: u64 = 256;
+
+/// A single sample counts as at most so many times as noisy as all before: it may be a step.
+const NOISE_MAX: u64 = 16;
+
 /// The estimator of one key in one region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Demand {
     fast: Share,
     slow: Share,
+    /// The variance of what is offered in a sample over its mean, less the first token.
+    grain: u64,
     last: Sample,
     samples: u32,
 }
@@ -42,6 +52,10 @@ impl Demand {
             return;
         }
         let rate = limit.rate_of(offered, elapsed);
+        let (before, expected) = (self.grain(), self.slow);
+        if self.samples >= 2 {
+            self.measure_grain(limit, (offered, elapsed), expected);
+        }
         self.fast = toward(self.fast, rate, elapsed, ticks_of(FAST_MS, limit.tick()));
         self.slow = toward(self.slow, rate, elapsed, ticks_of(SLOW_MS, limit.tick()));
         let both = Sample {
@@ -57,7 +71,8 @@ impl Demand {
         }
         let step = Share(limit.total().0 / STEP_PARTS);
         let noise = |rate: Share, window: Ticks| {
-            Share(deviation(limit, rate, window).0.saturating_mul(SIGMAS)).plus(step)
+            let deviation = deviation(limit, (rate, before), window);
+            Share(deviation.0.saturating_mul(SIGMAS)).plus(step)
         };
         let slow = self.slow;
         let apart =
@@ -76,8 +91,29 @@ impl Demand {
     #[must_use]
     pub fn rate(&self, limit: &Limit) -> Share {
         let window = Ticks(ticks_of(SLOW_MS, limit.tick()).0 * 2);
-        self.slow
-            .plus(Share(deviation(limit, self.slow, window).0 / 2))
+        let deviation = deviation(limit, (self.slow, self.grain()), window);
+        self.slow.plus(Share(deviation.0 / 2))
+    }
+
+    /// How many tokens come together, in parts of a token; never less than one.
+    const fn grain(&self) -> u64 {
+        self.grain.saturating_add(ONE)
+    }
+
+    fn measure_grain(
+        &mut self,
+        limit: &Limit,
+        (offered, elapsed): (Tokens, Ticks),
+        expected: Share,
+    ) {
+        let token = limit.token().0.unsigned_abs();
+        let expected = mul_div(expected.over(elapsed).0.unsigned_abs(), ONE, token.max(1));
+        let apart = offered.0.saturating_mul(ONE).abs_diff(expected);
+        let most = self.grain().saturating_mul(NOISE_MAX);
+        let noise = mul_div(apart, apart, expected.max(ONE)).min(most);
+        let noise = noise.saturating_sub(ONE);
+        let constant = ticks_of(SLOW_MS, limit.tick());
+        self.grain = toward(Share(self.grain), Share(noise), elapsed, constant).0;
     }
 
     /// Whether enough samples have been taken for a first estimate.
@@ -98,11 +134,11 @@ fn toward(average: Share, rate: Share, elapsed: Ticks, constant: Ticks) -> Share
     }
 }
 
-/// The standard deviation of a rate of single tokens that is measured over a window:
-/// `sqrt(rate * token / window)`.
-fn deviation(limit: &Limit, rate: Share, window: Ticks) -> Share {
-    let token = u128::from(limit.token().0.unsigned_abs());
-    let variance = u128::from(rate.0) * token / u128::from(window.0.max(1));
+/// The standard deviation of a rate of grains of tokens that is measured over a window:
+/// `sqrt(rate * grain / window)`.
+fn deviation(limit: &Limit, (rate, grain): (Share, u64), window: Ticks) -> Share {
+    let grain = mul_div(limit.token().0.unsigned_abs(), grain, ONE);
+    let variance = u128::from(rate.0) * u128::from(grain) / u128::from(window.0.max(1));
     Share(u64::try_from(variance.isqrt()).unwrap_or(u64::MAX))
 }
 
@@ -168,5 +204,40 @@ mod tests {
         }
         let spread = seen.iter().max().unwrap() - seen.iter().min().unwrap();
         assert!(spread < 25, "{seen:?}");
+    }
+
+    #[test]
+    fn demand_does_not_chase_requests_that_cost_several_tokens() {
+        // 90 requests of 5 tokens, and 15 batches of 30, per second, each at random.
+        for (grain, per_mille) in [(5, 90), (30, 15)] {
+            let (limit, mut demand) = (limit(), Demand::default());
+            let mut random = 1_u64;
+            let mut seen = Vec::new();
+            for n in 0..3_000 {
+                let mut offered = 0;
+                for _ in 0..20 {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005);
+                    random = random.wrapping_add(1_442_695_040_888_963_407);
+                    offered += if (random >> 33) % 1_000 < per_mille {
+                        grain
+                    } else {
+                        0
+                    };
+                }
+                demand.sample(&limit, Tokens(offered), SAMPLE);
+                if n > 200 {
+                    seen.push(per_second(&limit, demand.rate(&limit)));
+                }
+            }
+            let (least, most) = (seen.iter().min().unwrap(), seen.iter().max().unwrap());
+            let off = seen
+                .iter()
+                .filter(|rate| !(300..=700).contains(*rate))
+                .count();
+            assert!(
+                *least > 150 && *most < 1_000 && off < 60,
+                "{grain}: {least} {most} {off}"
+            );
+        }
     }
 }
