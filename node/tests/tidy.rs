@@ -25,9 +25,12 @@ const OUTSIDE_CORES: &[&str] = &["tokio", "redis", "quinn"];
 /// The pure modules: time, randomness and I/O come as arguments. A module is a file, a folder or
 /// both.
 const PURE: &[&str] = &[
+    "gossip/src/codec",
+    "gossip/src/exchange",
+    "gossip/src/frame",
     "gossip/src/identity",
     "gossip/src/membership",
-    "gossip/src/frame",
+    "gossip/src/replica",
     "region/src/audit",
     "region/src/bucket",
     "region/src/decision",
@@ -90,6 +93,24 @@ const OWNERLESS: &[&str] = &[
     concat!("tokio::", "spawn"),
     concat!("task::", "spawn"),
     concat!("unbounded", "_channel"),
+];
+
+/// Where the settings of a file are read, and the heading in the README of their reference.
+const REFERENCES: &[(&str, &str)] = &[
+    ("node/src/config/node.rs", "### node.toml"),
+    ("region/src/policy/parse.rs", "### policies.toml"),
+];
+
+/// Calls by which a setting is read; its name follows in quotes.
+const READINGS: &[&str] = &[
+    ".optional(\"",
+    ".or(\"",
+    ".required(\"",
+    ".section(\"",
+    ".setting(\"",
+    " path(\"",
+    " span(\"",
+    "end(\"",
 ];
 
 const LINE_MAX: usize = 100;
@@ -276,6 +297,82 @@ fn outsiders(tree: &str) -> BTreeSet<&str> {
     names.filter(|name| OUTSIDE_CORES.contains(name)).collect()
 }
 
+/// The texts between backquotes.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+fn is_name(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    !text.is_empty() && text.chars().all(plain)
+}
+
+/// The part of a document below a heading, up to the next of the same or a higher level.
+fn section<'d>(document: &'d str, heading: &str) -> &'d str {
+    let Some((_, below)) = document.split_once(&format!("\n{heading}\n")) else {
+        return "";
+    };
+    let level = heading.bytes().take_while(|byte| *byte == b'#').count();
+    let ends = (1..=level).filter_map(|level| below.find(&format!("\n{} ", "#".repeat(level))));
+    &below[..ends.min().unwrap_or(below.len())]
+}
+
+/// The names in the first column of a section's tables: of settings, and of the tables they lie in.
+fn documented(section: &str) -> BTreeSet<&str> {
+    let rows = section.lines().filter_map(|line| line.strip_prefix('|'));
+    let fields = rows.filter_map(|row| row.split('|').next());
+    fields
+        .flat_map(quoted)
+        .flat_map(|name| name.split('.'))
+        .filter(|name| is_name(name))
+        .collect()
+}
+
+/// The names of settings that a source reads.
+fn read_settings(source: &str) -> BTreeSet<&str> {
+    let calls = READINGS.iter().flat_map(|call| source.split(call).skip(1));
+    calls
+        .filter_map(|rest| rest.split('"').next())
+        .filter(|name| is_name(name))
+        .collect()
+}
+
+/// Metrics that a document names and no source registers.
+fn unknown_metrics(document: &str, sources: &[Source]) -> Vec<String> {
+    let named = document.split("tidegate_").skip(1).map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+        &rest[..end.unwrap_or(rest.len())]
+    });
+    let registered = |name: &str| {
+        let name = format!("\"{}\"", name.strip_suffix("_total").unwrap_or(name));
+        sources.iter().any(|source| source.text.contains(&name))
+    };
+    named
+        .filter(|name| !registered(name))
+        .map(|name| format!("tidegate_{name}: no metric has this name"))
+        .collect()
+}
+
+/// Tests that a document's invariants name and that do not exist.
+fn unknown_tests(document: &str, sources: &[Source]) -> Vec<String> {
+    let rows = document.lines().filter_map(|line| line.strip_prefix('|'));
+    let tests = rows
+        .filter_map(|row| row.split('|').nth(1))
+        .flat_map(quoted);
+    tests
+        .filter(|name| is_name(name) && name.matches('_').count() > 2)
+        .filter(|name| {
+            let test = format!("fn {name}(");
+            !sources.iter().any(|source| source.text.contains(&test))
+        })
+        .map(|name| format!("{name}: no test has this name"))
+        .collect()
+}
+
+fn document(name: &str) -> String {
+    fs::read_to_string(root().join(name)).expect("the document is there")
+}
+
 fn assert_none(problems: &[String]) {
     assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
 }
@@ -348,6 +445,28 @@ fn files_name_no_path_of_the_machine_they_were_written_on() {
     ];
     let problems = sources.iter().flat_map(|source| lines_with(source, &paths));
     assert_none(&problems.collect::<Vec<_>>());
+}
+
+#[test]
+fn documents_name_tests_metrics_and_settings_that_exist() {
+    let sources = rust_sources();
+    let readme = document("README.md");
+    let mut problems = unknown_metrics(&readme, &sources);
+    for (path, heading) in REFERENCES {
+        let told = documented(section(&readme, heading));
+        let source = sources.iter().find(|source| source.path == *path);
+        let read = read_settings(&source.expect("a source of the tree").text);
+        assert!(read.len() > 10, "{path}: its settings are not found");
+        let untold = read.difference(&told);
+        problems.extend(untold.map(|name| format!("README.md: `{name}` of {path} is missing")));
+        let unread = told.iter().filter(|name| {
+            let name = format!("\"{name}\"");
+            !source.is_some_and(|source| source.text.contains(&name))
+        });
+        problems.extend(unread.map(|name| format!("README.md: {path} reads no `{name}`")));
+    }
+    problems.extend(unknown_tests(&document("ARCHITECTURE.md"), &sources));
+    assert_none(&problems);
 }
 
 // The checks themselves: each finds a small fault.
@@ -445,4 +564,33 @@ fn lines_naming_finds_whole_names_in_code() {
     assert_eq!(found(concat!("// never tokio::", "spawn")), 0);
     assert_eq!(found(concat!("tokio::", "spawn_local_set(work)")), 0);
     assert_eq!(found("tasks.spawn(name, work)"), 0);
+}
+
+#[test]
+fn documented_finds_first_columns_of_one_section_only() {
+    let text =
+        "# A\n### b\n| `x.one`, `two` | `no` |\n| three | |\n#### c\n| `four` |\n### d\n| `no` |\n";
+    let told = documented(section(text, "### b"));
+    assert_eq!(told, BTreeSet::from(["x", "one", "two", "four"]));
+    assert_eq!(section(text, "### e"), "");
+}
+
+#[test]
+fn read_settings_finds_names_in_every_kind_of_call() {
+    let text = "root.required(\"a\", ..); field.or(\"b\", 0); section.setting(\"c\"); x(\"d\")";
+    assert_eq!(read_settings(text), BTreeSet::from(["a", "b", "c"]));
+}
+
+#[test]
+fn unknown_names_of_documents_are_found() {
+    let sources = [source(
+        "a.rs",
+        "(\"requests\", ..)\nfn one_does_this_when_that() {",
+    )];
+    let metrics = |text| unknown_metrics(text, &sources).len();
+    assert_eq!(metrics("rate(tidegate_requests_total[5m]) > 0"), 0);
+    assert_eq!(metrics("`tidegate_request_total`"), 1);
+    let tests = |text| unknown_tests(text, &sources).len();
+    assert_eq!(tests("| it holds | `one_does_this_when_that` |"), 0);
+    assert_eq!(tests("| it holds | `one_does_this_when_not` |"), 1);
 }
