@@ -100,9 +100,10 @@ impl Base {
     /// The pieces of a key without a ledger on a shard with this memory.
     #[must_use]
     pub fn pieces(&self, memory: Memory) -> [Piece; 2] {
-        let wait = match self.lost {
-            Lost::Empty => self.tick.ceil(memory.began.plus(self.wait)),
-            Lost::Full => Ticks(0),
+        let wait = if self.starts_full(memory) {
+            Ticks(0)
+        } else {
+            self.tick.ceil(memory.began.plus(self.wait))
         };
         [
             Piece {
@@ -120,20 +121,26 @@ impl Base {
 
     /// A key that the shard does not know: last touched when the memory began, with all debt made.
     ///
-    /// Where the memory began long ago, settling it to the present fills it.
+    /// Where the memory began long ago, settling it to the present fills it. It is full at once in a
+    /// store that is declared to be new, and where the policy says so.
     #[must_use]
     pub fn unknown(&self, memory: Memory) -> Bucket {
-        let began = match self.lost {
-            Lost::Empty => self.tick.ceil(memory.began),
-            Lost::Full => Ticks(0),
+        let (at, level) = if self.starts_full(memory) {
+            (Ticks(0), self.capacity)
+        } else {
+            let debt = Level(self.debt.0.saturating_neg());
+            (self.tick.ceil(memory.began), debt)
         };
-        let level = Level(self.debt.0.saturating_neg());
         Bucket {
             level,
-            at: began,
+            at,
             count: None,
             pieces: Vec::new(),
         }
+    }
+
+    fn starts_full(&self, memory: Memory) -> bool {
+        self.lost == Lost::Full || memory.began == Timestamp(0)
     }
 
     /// The time in which a bucket fills from all its debt at the base share: how long a key that
@@ -316,6 +323,21 @@ mod tests {
         let mut long_after = base.unknown(memory);
         long_after.settle(Ticks(1_000_000), TICK, &pieces);
         assert_eq!(long_after.level, base.capacity);
+    }
+
+    #[test]
+    fn unknown_key_of_a_new_store_is_full_however_slowly_it_fills() {
+        let slow = Base {
+            share: Share(0),
+            ..base()
+        };
+        let memory = Memory {
+            generation: Generation(1),
+            began: Timestamp(0),
+        };
+        let mut bucket = slow.unknown(memory);
+        bucket.settle(Ticks(1_700_000_000_000_000), TICK, &slow.pieces(memory));
+        assert_eq!(bucket.level, slow.capacity);
     }
 
     #[test]

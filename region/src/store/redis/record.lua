@@ -163,7 +163,9 @@ local function current(bytes, base, generation, now)
   if known then
     adapt(r, base)
   else
-    r = { generation = generation, at = base.began, level = -base.debt, kept = 0, pieces = {} }
+    -- What begins at the epoch is declared to be new, or full for its policy.
+    local level = base.began == 0 and base.capacity or -base.debt
+    r = { generation = generation, at = base.began, level = level, kept = 0, pieces = {} }
   end
   local since = r.at
   if r.offered and now >= r.kept then
