@@ -371,6 +371,15 @@ fn isolated_region_falls_back_to_its_base_and_lending_resumes_after_the_heal() {
 }
 
 #[test]
+fn idle_parts_are_lent_by_regions_that_have_load_and_have_not_heard_each_other() {
+    let mut world = World::new(THOUSAND);
+    world.run([400.0, 200.0, 300.0], seconds(1));
+    let passed = world.run([400.0, 200.0, 300.0], seconds(5));
+    let admitted: u64 = passed.iter().map(|(_, admitted)| admitted).sum();
+    assert!(admitted >= 4_450, "{passed:?}");
+}
+
+#[test]
 fn shares_settle_and_stay_when_demand_is_steady() {
     let mut world = World::new(THOUSAND);
     world.run([600.0, 100.0, 200.0], seconds(5));
