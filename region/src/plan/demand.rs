@@ -27,6 +27,10 @@ const ONE: u64 = 256;
 /// A single sample counts as at most so many times as noisy as all before: it may be a step.
 const NOISE_MAX: u64 = 16;
 
+/// Where so many grains were expected and none has come, demand has ended: by chance that happens
+/// once in 20 000 times.
+const MISSED: u64 = 10;
+
 /// The estimator of one key in one region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Demand {
@@ -35,6 +39,8 @@ pub struct Demand {
     /// The variance of what is offered in a sample over its mean, less the first token.
     grain: u64,
     last: Sample,
+    /// How long nothing has been offered.
+    silent: Ticks,
     samples: u32,
 }
 
@@ -58,6 +64,10 @@ impl Demand {
         }
         self.fast = toward(self.fast, rate, elapsed, ticks_of(FAST_MS, limit.tick()));
         self.slow = toward(self.slow, rate, elapsed, ticks_of(SLOW_MS, limit.tick()));
+        self.silent = match offered {
+            Tokens(0) => Ticks(self.silent.0.saturating_add(elapsed.0)),
+            _ => Ticks(0),
+        };
         let both = Sample {
             offered: Tokens(offered.0.saturating_add(self.last.offered.0)),
             elapsed: Ticks(elapsed.0.saturating_add(self.last.elapsed.0)),
@@ -77,7 +87,11 @@ impl Demand {
         let slow = self.slow;
         let apart =
             |rate: Share, window: Ticks| rate.0.abs_diff(slow.0) > noise(rate.max(slow), window).0;
-        if apart(rate, elapsed) {
+        let missed = mul_div(limit.token().0.unsigned_abs(), self.grain(), ONE);
+        let missed = missed.saturating_mul(MISSED);
+        if slow.over(self.silent).0.unsigned_abs() >= missed.max(1) {
+            (self.fast, self.slow) = (Share::ZERO, Share::ZERO);
+        } else if apart(rate, elapsed) {
             (self.fast, self.slow) = (rate, rate);
         } else if apart(recent, both.elapsed) {
             (self.fast, self.slow) = (recent, recent);
@@ -180,6 +194,20 @@ mod tests {
             demand.sample(&limit, Tokens(0), SAMPLE);
         }
         assert_eq!(per_second(&limit, demand.rate(&limit)), 0, "{demand:?}");
+    }
+
+    #[test]
+    fn demand_ends_when_nothing_comes_any_more() {
+        let (limit, mut demand) = (limit(), Demand::default());
+        for _ in 0..300 {
+            demand.sample(&limit, Tokens(2), SAMPLE);
+        }
+        // 100 per second: that ten of them are missing takes 100 ms to see.
+        for _ in 0..6 {
+            assert!(per_second(&limit, demand.rate(&limit)) > 0);
+            demand.sample(&limit, Tokens(0), SAMPLE);
+        }
+        assert_eq!(demand.rate(&limit), Share::ZERO, "{demand:?}");
     }
 
     #[test]
