@@ -121,8 +121,8 @@ impl Base {
 
     /// A key that the shard does not know: last touched when the memory began, with all debt made.
     ///
-    /// Where the memory began long ago, settling it to the present fills it. It is full at once in a
-    /// store that is declared to be new, and where the policy says so.
+    /// Where the memory began long ago, settling it to the present fills it. It is full at once in
+    /// a store that is declared to be new, and where the policy says so.
     #[must_use]
     pub fn unknown(&self, memory: Memory) -> Bucket {
         let (at, level) = if self.starts_full(memory) {

@@ -27,8 +27,9 @@ const ACTIVE_PARTS: u64 = 1_000;
 /// A grant is renewed with a stamp that is at least this much newer than its basis.
 const RENEW_AFTER: Duration = GRANT_TTL.checked_div(6).expect("six is not zero");
 
-/// A region that has said nothing for so long, or never, is taken to use its base share, no more and
-/// no less. Were it taken to be idle, two regions with room might each leave lending to the other.
+/// A region that has said nothing for so long, or never, is taken to use its base share, no more
+/// and no less. Were it taken to be idle, two regions with room might each leave lending to the
+/// other.
 const SILENT_AFTER: Duration = GRANT_TTL;
 
 /// What this region brings to a plan.
