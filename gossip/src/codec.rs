@@ -230,6 +230,8 @@ struct WireApplied {
 #[derive(Encode, Decode)]
 struct WireReturned {
     sequence: WireSequence,
+    /// How long before the row's clock.
+    ago: Number,
     tokens: Number,
     dead: Number,
 }

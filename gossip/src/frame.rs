@@ -177,6 +177,7 @@ fn check_entry(entry: &Entry, regions: u16) -> Result<(), Invalid> {
         check_share(share)?;
     }
     check_sequence(entry.returned.sequence)?;
+    check_clock(entry.returned.at)?;
     check_parcel(entry.returned.tokens, entry.returned.dead)?;
     entry.recalled.map_or(Ok(()), check_sequence)
 }

@@ -86,8 +86,10 @@ fn entries(region: u16) -> BoxedStrategy<Entry> {
         sequence,
         share: Share(share),
     });
-    let returned = (sequences(), parcels()).prop_map(|(sequence, (tokens, dead))| Returned {
+    let returned = (sequences(), numbers(), parcels());
+    let returned = returned.prop_map(|(sequence, at, (tokens, dead))| Returned {
         sequence,
+        at: Timestamp(at),
         tokens,
         dead,
     });

@@ -86,6 +86,7 @@ fn frames() -> Vec<Frame> {
     for entry in &mut full.entries {
         entry.returned = Returned {
             sequence: sequence(1, 2),
+            at: Timestamp(CLOCK - 5),
             tokens: Level(3),
             dead: Level(1),
         };
@@ -147,8 +148,9 @@ fn frame_keeps_its_bytes() {
         015d3e976f0200020201ffeeddccbbaa99887766554433221100080706050403
         02010067452301efbeedfec0a4ee9985b19803ffffb0988b0f00d9d737f1f727
         09b197d30302011bffffa6d39219b1db0d009dba02f0930900bfb80280897aa5
-        ca83f7ef0200fdc8b5e0f7c8b006c9edceb38ae2b00603010000021dffff92c9
-        a12dfdab09009bdb02a1bc0cfdc8c9eae8b4b006fd9cd3b38ae2b00603010000
+        ca83f7ef0200fdc8b5e0f7c8b006c9edceb38ae2b0060503010000021dffff92
+        c9a12dfdab09009bdb02a1bc0cfdc8c9eae8b4b006fd9cd3b38ae2b006050301
+        0000
 
         015d3e976f0200020301ffeeddccbbaa99887766554433221100080706050403
         0201ac02

@@ -397,12 +397,14 @@ fn tokens_given_back_unread_stay_dead_when_their_capacity_is_borrowed_again() {
     let applies = world.transit(borrower, &[&lends], |_| ());
     world.pass(tick);
     world.transit(lender, &[&applies], |_| ());
-    // The give-back is lost, and the lender renews on a stamp from before it.
-    world.transit(borrower, &[], |at| at.give_back(RegionId(2)));
+    // Two grants are on their way, a small and a large one. The borrower cuts its bucket for the
+    // first, a row that is lost says so, and its capacity comes back empty with the second.
+    let less = Share(part.0 / 3);
+    let shrinks = world.transit(lender, &[], |at| assert!(at.lend(RegionId(0), less)));
+    let grows = world.transit(lender, &[], |at| assert!(at.lend(RegionId(0), part)));
     world.pass(tick);
-    let renews = world.transit(lender, &[], |at| assert!(at.lend(RegionId(0), part)));
-    world.pass(tick);
-    world.transit(borrower, &[&renews], |_| ());
+    world.transit(borrower, &[&shrinks], |_| ());
+    world.transit(borrower, &[&grows], |_| ());
     world.pass(Duration::from_secs(1));
     let all: u64 = (0..3).map(|index| world.drain(index)).sum();
     assert!(all >= 95, "everybody is full: {all}");
@@ -428,4 +430,39 @@ fn schedule_of_an_empty_ledger_is_the_base_share_for_ever() {
     let pieces = schedule::pieces(&Ledger::default(), &world.terms(0), world.now);
     assert_eq!(pieces.len(), 1);
     assert_eq!(pieces[0].share, world.terms(0).base());
+}
+
+#[test]
+fn giving_back_takes_a_renewal_on_its_way_along_and_no_token_is_lost() {
+    let (borrower, lender) = (0, 2);
+    let mut world = World::new(1, 100);
+    let part = Share(world.split.limit().total().0 * 3 / 10);
+    let tick = Duration::from_millis(10);
+    let asks = world.transit(borrower, &[], |_| ());
+    world.pass(tick);
+    let lends = world.transit(lender, &[&asks], |at| assert!(at.lend(RegionId(0), part)));
+    world.pass(tick);
+    let applies = world.transit(borrower, &[&lends], |_| ());
+    world.pass(tick);
+    // The renewal and the give-back cross each other.
+    let renews = world.transit(lender, &[&applies], |at| {
+        assert!(at.lend(RegionId(0), part))
+    });
+    let returns = world.transit(borrower, &[], |at| at.give_back(RegionId(2)));
+    world.pass(tick);
+    world.transit(borrower, &[&renews], |_| ());
+    assert!(
+        !world.borrows(borrower),
+        "what answers an older stamp is refused"
+    );
+    world.transit(lender, &[&returns], |_| ());
+    let pieces = world.base(lender).pieces(world.regions[lender].memory);
+    let bucket = world.settled(lender);
+    assert_eq!(bucket.share(&pieces), world.terms(lender).base());
+    assert_eq!(
+        bucket.level,
+        bucket.capacity(&pieces),
+        "every token came home"
+    );
+    world.assert_invariants(0);
 }

@@ -269,6 +269,7 @@ impl WireEntry {
             }),
             returned: (entry.returned != Returned::default()).then(|| WireReturned {
                 sequence: WireSequence::of(entry.returned.sequence, seen),
+                ago: Number(row.clock.0.wrapping_sub(entry.returned.at.0)),
                 tokens: positive(entry.returned.tokens),
                 dead: positive(entry.returned.dead),
             }),
@@ -295,6 +296,7 @@ impl WireEntry {
         let returned = self.returned.as_ref().map(|returned| {
             Ok(Returned {
                 sequence: returned.sequence.at(seen),
+                at: Timestamp(clock.0.wrapping_sub(returned.ago.0)),
                 tokens: level(returned.tokens)?,
                 dead: level(returned.dead)?,
             })

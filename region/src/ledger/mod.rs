@@ -127,6 +127,9 @@ pub struct Applied {
 pub struct Returned {
     /// No grant up to this one is used any more.
     pub sequence: Sequence,
+    /// Nor will one be that answers a stamp of the borrower from before this instant of its clock:
+    /// a renewal that was on its way when everything went back is over as well.
+    pub at: Timestamp,
     /// All tokens that went back.
     pub tokens: Level,
     /// The part of `tokens` whose capacity has been borrowed again since: no longer to be credited.
@@ -193,6 +196,8 @@ pub struct Hold {
     pub sequence: Sequence,
     /// The grant's share.
     pub share: Share,
+    /// The borrower's stamp that the grant answers.
+    pub basis: Stamp,
     /// When the lender stops subtracting it, whatever it hears.
     pub until: Timestamp,
     /// The tokens sent with it.

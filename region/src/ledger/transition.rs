@@ -242,6 +242,7 @@ impl Returned {
             };
             Self {
                 sequence,
+                at: self.at,
                 ..Self::default()
             }
         }

@@ -137,6 +137,7 @@ impl Writer {
         for hold in &lent.holds {
             self.sequence(hold.sequence);
             self.number(hold.share.0);
+            self.stamp(hold.basis);
             self.number(hold.until.0);
             self.level(hold.tokens);
         }
@@ -155,6 +156,7 @@ impl Writer {
         self.level(borrowed.credited);
         self.number(borrowed.credited_by.0);
         self.sequence(borrowed.returned.sequence);
+        self.number(borrowed.returned.at.0);
         self.level(borrowed.returned.tokens);
         self.level(borrowed.returned.dead);
     }
@@ -263,6 +265,7 @@ impl Reader<'_> {
                 Some(Hold {
                     sequence: self.sequence()?,
                     share: self.share()?,
+                    basis: self.stamp()?,
                     until: Timestamp(self.number()?),
                     tokens: self.level()?,
                 })
@@ -292,6 +295,7 @@ impl Reader<'_> {
             credited_by: Generation(self.number()?),
             returned: Returned {
                 sequence: self.sequence()?,
+                at: Timestamp(self.number()?),
                 tokens: self.level()?,
                 dead: self.level()?,
             },
@@ -326,6 +330,7 @@ mod tests {
         let hold = Hold {
             sequence,
             share: Share(1),
+            basis: stamp,
             until: Timestamp(12),
             tokens: Level(1 << 50),
         };
@@ -351,6 +356,7 @@ mod tests {
                 }),
                 returned: Returned {
                     sequence,
+                    at: Timestamp(6),
                     tokens: Level(3),
                     dead: Level(2),
                 },

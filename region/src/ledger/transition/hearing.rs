@@ -110,6 +110,7 @@ impl Transition<'_> {
             || entry
                 .applied
                 .is_some_and(|applied| applied.share > self.terms.base())
+            || entry.returned.at > row.clock
             || entry.returned.tokens < entry.returned.dead
             || entry.returned.dead < Level::ZERO;
         if impossible {
@@ -137,6 +138,7 @@ impl Transition<'_> {
             lent.holds.push(Hold {
                 sequence,
                 share,
+                basis: Stamp::default(),
                 until,
                 tokens: Level::ZERO,
             });
@@ -155,10 +157,14 @@ impl Transition<'_> {
         }
         let Returned {
             sequence,
+            at,
             tokens,
             dead,
         } = entry.returned;
-        lent.holds.retain(|hold| hold.sequence > sequence);
+        let refused =
+            |hold: &Hold| hold.basis.generation == row.version.generation && hold.basis.clock < at;
+        lent.holds
+            .retain(|hold| hold.sequence > sequence && !refused(hold));
         let freed = self
             .terms
             .split
@@ -189,6 +195,7 @@ impl Transition<'_> {
         if grant.basis.generation != self.stamp.generation
             || self.stamp.clock >= until
             || grant.sequence <= newest.max(borrowed.returned.sequence)
+            || grant.basis.clock < borrowed.returned.at
         {
             return;
         }

@@ -47,6 +47,7 @@ impl Transition<'_> {
         let hold = Hold {
             sequence,
             share,
+            basis,
             until,
             tokens: Level::ZERO,
         };
@@ -101,6 +102,7 @@ impl Transition<'_> {
         let returned = peer.borrowed.returned.of(applied.sequence);
         peer.borrowed.returned = Returned {
             sequence: applied.sequence,
+            at: self.stamp.clock,
             ..returned
         };
         let cut = self
