@@ -446,7 +446,7 @@ fn giving_back_takes_a_renewal_on_its_way_along_and_no_token_is_lost() {
     world.pass(tick);
     // The renewal and the give-back cross each other.
     let renews = world.transit(lender, &[&applies], |at| {
-        assert!(at.lend(RegionId(0), part))
+        assert!(at.lend(RegionId(0), part));
     });
     let returns = world.transit(borrower, &[], |at| at.give_back(RegionId(2)));
     world.pass(tick);
