@@ -6,6 +6,7 @@ pub mod dues;
 pub mod exchange;
 pub mod frame;
 pub mod identity;
+pub mod members;
 pub mod membership;
 pub mod replica;
 #[cfg(feature = "net")]

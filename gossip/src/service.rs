@@ -1,7 +1,6 @@
 //! The task that drives the machines of one node: it alone owns membership, exchange and replica,
 //! gives them time, packets and the store's answers, and does what they want done.
 
-mod members;
 mod state;
 
 use std::collections::{HashMap, VecDeque};
@@ -19,11 +18,11 @@ use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::members::Members;
 pub use self::state::{Count, ServiceCounters, Status};
 use crate::dues::DueReceiver;
 use crate::exchange::{self, Exchange};
 use crate::frame::{Due, Frame, KeyRow, Message};
+use crate::members::Members;
 use crate::membership::{self, Membership};
 use crate::replica::{self, Replica};
 use crate::transport::{Inbound, Transport};

@@ -1,8 +1,8 @@
 //! Who is alive in which region, and which node acts for a key there. A hint, never a promise.
 
+use core::net::SocketAddr;
 use std::collections::BTreeMap;
 use std::hash::Hasher;
-use std::net::SocketAddr;
 
 use region::policy::PolicySet;
 use region::units::{Key, RegionId};
@@ -10,8 +10,9 @@ use siphasher::sip::SipHasher13;
 
 use crate::identity::Member;
 
+/// The nodes that one node knows.
 #[derive(Debug)]
-pub(super) struct Members {
+pub struct Members {
     own: Member,
     regions: Vec<String>,
     /// By region and name, without this node.
@@ -19,7 +20,9 @@ pub(super) struct Members {
 }
 
 impl Members {
-    pub(super) fn new(own: Member, policies: &PolicySet) -> Self {
+    /// Nobody but this node.
+    #[must_use]
+    pub fn new(own: Member, policies: &PolicySet) -> Self {
         let regions = policies
             .regions()
             .iter()
@@ -32,25 +35,29 @@ impl Members {
         }
     }
 
-    pub(super) fn up(&mut self, member: Member) {
+    /// A node is alive.
+    pub fn up(&mut self, member: Member) {
         if let Some(region) = self.region(member.region()) {
             self.others
                 .insert((region, member.name().to_owned()), member);
         }
     }
 
-    pub(super) fn down(&mut self, member: &Member) {
+    /// A node is no longer alive.
+    pub fn down(&mut self, member: &Member) {
         if let Some(region) = self.region(member.region()) {
             self.others.remove(&(region, member.name().to_owned()));
         }
     }
 
-    pub(super) fn rename_own(&mut self, own: Member) {
+    /// This node goes on under a new incarnation.
+    pub fn rename_own(&mut self, own: Member) {
         self.own = own;
     }
 
     /// All members, this node first.
-    pub(super) fn all(&self) -> Vec<Member> {
+    #[must_use]
+    pub fn all(&self) -> Vec<Member> {
         std::iter::once(&self.own)
             .chain(self.others.values())
             .cloned()
@@ -58,13 +65,14 @@ impl Members {
     }
 
     /// The addresses of all other nodes.
-    pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.others.values().map(Member::address)
     }
 
     /// The node that acts for a key in a region, by rendezvous hashing over its live nodes; `None`
     /// if that is this node, or if no node of the region is known.
-    pub(super) fn acting(&self, region: RegionId, key: Key) -> Option<SocketAddr> {
+    #[must_use]
+    pub fn acting(&self, region: RegionId, key: Key) -> Option<SocketAddr> {
         let mut best = None;
         if Some(region) == self.region(self.own.region()) {
             best = Some((weight(self.own.name(), key), None));
@@ -78,7 +86,8 @@ impl Members {
 
     /// Deals items to the nodes that act for their keys in a region; those of a region without a
     /// known node are dropped, since rows are said again when one comes up.
-    pub(super) fn deal<T>(
+    #[must_use]
+    pub fn deal<T>(
         &self,
         region: RegionId,
         items: Vec<T>,
