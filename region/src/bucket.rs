@@ -89,10 +89,16 @@ impl Count {
     /// The totals are kept in six bytes.
     pub const MASK: u64 = (1 << 48) - 1;
 
-    /// What was offered since `earlier`.
+    /// What was offered since `earlier`; `None` if the count has begun anew in between, as it does
+    /// when a shard forgets the key.
     #[must_use]
-    pub const fn offered_since(self, earlier: Self) -> u64 {
-        self.offered.wrapping_sub(earlier.offered) & Self::MASK
+    pub const fn offered_since(self, earlier: Self) -> Option<u64> {
+        let offered = self.offered.wrapping_sub(earlier.offered) & Self::MASK;
+        if offered > Self::MASK / 2 {
+            None
+        } else {
+            Some(offered)
+        }
     }
 }
 
@@ -338,6 +344,17 @@ mod tests {
         let mut bucket = slow.unknown(memory);
         bucket.settle(Ticks(1_700_000_000_000_000), TICK, &slow.pieces(memory));
         assert_eq!(bucket.level, slow.capacity);
+    }
+
+    #[test]
+    fn count_that_has_begun_anew_says_nothing() {
+        let count = |offered| Count {
+            offered,
+            admitted: 0,
+        };
+        assert_eq!(count(9).offered_since(count(4)), Some(5));
+        assert_eq!(count(2).offered_since(count(Count::MASK)), Some(3));
+        assert_eq!(count(2).offered_since(count(700)), None);
     }
 
     #[test]

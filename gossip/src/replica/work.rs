@@ -8,7 +8,7 @@ use region::ledger::transition::Transition;
 use region::ledger::{Entry, GRANT_TTL, Row};
 use region::limit::{Limit, Split};
 use region::plan::{Demand, Own};
-use region::units::{RegionId, Share, Ticks, Timestamp, Tokens};
+use region::units::{EXACT_MAX, RegionId, Share, Ticks, Timestamp, Tokens};
 
 use super::{TICK, WATCHED_FOR};
 
@@ -146,9 +146,11 @@ impl Work {
             self.counted = None;
             return;
         };
-        if let Some((earlier, at)) = self.counted {
-            let offered = Tokens(count.offered_since(earlier));
-            self.demand.sample(limit, offered, bucket.at.since(at));
+        if let Some((earlier, at)) = self.counted
+            && let Some(offered) = count.offered_since(earlier)
+        {
+            let elapsed = bucket.at.since(at);
+            self.demand.sample(limit, Tokens(offered), elapsed);
         }
         self.counted = Some((count, bucket.at));
     }
@@ -158,7 +160,9 @@ impl Work {
         let measured = self.demand.rate(split.limit());
         let wanted = self.wanted.filter(|(_, at)| now.since(*at) < WANTED_FOR);
         let wanted = wanted.map(|(tokens, _)| split.share_for(split.limit().level(tokens)));
-        measured.max(wanted.unwrap_or_default())
+        let demand = measured.max(wanted.unwrap_or_default());
+        // A row with a larger number would be refused, and nobody would hear this region.
+        demand.min(Share(EXACT_MAX))
     }
 
     /// Whether a plan can be made: demand is known, or a request says what it needs.
