@@ -1,1 +1,4 @@
-//! Chaos scenarios, the simulator that runs them, and their reports: to come.
+//! Chaos scenarios for Tidegate: the simulator that runs them, random worlds, and measurements.
+
+pub mod sim;
+pub mod soak;

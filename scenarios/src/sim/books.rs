@@ -1,0 +1,200 @@
+//! What is checked and counted while a run goes on: the auditor of every key, and the inner
+//! invariants, which show a broken rule long before it shows in the admissions.
+
+use std::time::Duration;
+
+use region::audit::Auditor;
+use region::bucket::Bucket;
+use region::limit::Split;
+use region::units::{Level, Share, Timestamp, Tokens, micros};
+
+use super::run::{ShareChange, Tally};
+use super::scenario::Scenario;
+
+/// One key as a region's store has it, with what is needed to see it at any instant ahead.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) bucket: Bucket,
+    pub(super) pieces: [region::bucket::Piece; 2],
+    pub(super) reading: Timestamp,
+}
+
+/// The instants ahead at which nothing may be wrong if nobody does anything any more.
+const AHEAD_MS: [u64; 5] = [0, 100, 1_000, 2_300, 3_000];
+
+#[derive(Debug)]
+pub(super) struct Books {
+    split: Split,
+    start: Timestamp,
+    warm_up: Timestamp,
+    /// The fastest of all clocks sets the pace: the promise allows for the error of clock rates.
+    fastest_ppm: u64,
+    keys: Vec<Book>,
+    /// The tokens that the faults so far allow beyond the limit.
+    allowed: Tokens,
+    overrun: Tokens,
+    pub(super) tallies: Vec<Tally>,
+    pub(super) shares: Vec<ShareChange>,
+}
+
+#[derive(Debug)]
+struct Book {
+    auditor: Auditor,
+    /// One bucket for all regions, which is asked instead of them.
+    ideal: Auditor,
+    permilles: Vec<u64>,
+}
+
+impl Books {
+    pub(super) fn new(scenario: &Scenario, split: &Split, start: Timestamp) -> Self {
+        let regions = scenario.regions.len();
+        let fastest = scenario.regions.iter().map(|region| region.drift_ppm).max();
+        let keys = (0..scenario.keys).map(|_| Book {
+            auditor: Auditor::new(*split.limit()),
+            ideal: Auditor::new(*split.limit()),
+            permilles: vec![0; regions],
+        });
+        Self {
+            split: split.clone(),
+            start,
+            warm_up: start.plus(scenario.warm_up),
+            fastest_ppm: u64::try_from(fastest.unwrap_or(0)).unwrap_or(0),
+            keys: keys.collect(),
+            allowed: Tokens(scenario.limit.overrun),
+            overrun: Tokens(0),
+            tallies: vec![Tally::default(); regions],
+            shares: Vec::new(),
+        }
+    }
+
+    /// The tokens that may be admitted beyond the limit.
+    pub(super) const fn allowed(&self) -> Tokens {
+        self.allowed
+    }
+
+    /// The most that was admitted beyond the limit of a key.
+    pub(super) const fn overrun(&self) -> Tokens {
+        self.overrun
+    }
+
+    /// A store's clock has jumped ahead: what refills in that time comes twice.
+    pub(super) fn allow(&mut self, jump: Duration) {
+        let limit = self.split.limit();
+        let level = limit.total().over(limit.tick().ticks(jump));
+        let tokens = level
+            .0
+            .unsigned_abs()
+            .div_ceil(limit.token().0.unsigned_abs());
+        self.allowed = Tokens(self.allowed.0 + tokens + 1);
+    }
+
+    /// A region has decided on a request.
+    pub(super) fn decided(&mut self, now: Timestamp, (region, key): (usize, usize), at: Decided) {
+        let paced = self.paced(now);
+        let book = &mut self.keys[key];
+        let allowed = book.ideal.would_admit(now, at.cost);
+        if allowed {
+            book.ideal.admit(now, at.cost);
+        }
+        if at.admitted {
+            book.auditor.admit(paced, at.cost);
+            self.overrun = self.overrun.max(book.auditor.overrun());
+        }
+        if now >= self.warm_up {
+            let tally = &mut self.tallies[region];
+            let tokens = |counts: bool| if counts { at.cost.0 } else { 0 };
+            tally.offered += at.cost.0;
+            tally.admitted += tokens(at.admitted);
+            tally.allowed += tokens(allowed);
+            tally.denied_falsely += tokens(allowed && !at.admitted);
+        }
+    }
+
+    /// Looks at one key in all regions; says which region's share has changed since, and to what.
+    pub(super) fn look(&mut self, now: Timestamp, key: usize, seen: &[Seen]) -> Vec<ShareChange> {
+        let total = self.split.limit().total().0;
+        let at = now.since(self.start);
+        let mut changes = Vec::new();
+        for (region, seen) in seen.iter().enumerate() {
+            let Share(share) = seen.bucket.share(&seen.pieces);
+            let permille = region::units::mul_div(share, 1_000, total);
+            let known = &mut self.keys[key].permilles[region];
+            if *known != permille {
+                *known = permille;
+                changes.push(ShareChange {
+                    at,
+                    key,
+                    region,
+                    permille,
+                });
+            }
+        }
+        self.shares.extend(&changes);
+        changes
+    }
+
+    /// The invariants of one key: what all regions together can use, hold and take out.
+    pub(super) fn check(
+        &self,
+        now: Timestamp,
+        key: usize,
+        seen: &mut [Seen],
+    ) -> Result<(), String> {
+        let limit = self.split.limit();
+        let held: u64 = seen
+            .iter()
+            .map(|seen| limit.tokens(seen.bucket.level).0)
+            .sum();
+        let mut drained = self.keys[key].auditor.clone();
+        drained.admit(self.paced(now), Tokens(held));
+        if drained.overrun() > self.allowed {
+            return Err(format!(
+                "key {key}: {held} tokens lie in all buckets, {} more than one bucket would hold",
+                drained.overrun().0
+            ));
+        }
+        for ahead in AHEAD_MS {
+            let (mut shares, mut capacities) = (Share::ZERO, Level::ZERO);
+            for (region, seen) in seen.iter_mut().enumerate() {
+                let then = seen.reading.plus(Duration::from_millis(ahead));
+                let tick = limit.tick();
+                seen.bucket.settle(tick.floor(then), tick, &seen.pieces);
+                let capacity = seen.bucket.capacity(&seen.pieces);
+                shares = shares.plus(seen.bucket.share(&seen.pieces));
+                capacities = capacities.plus(capacity);
+                if seen.bucket.level > capacity {
+                    return Err(format!("key {key}: r{region} holds more than its capacity"));
+                }
+            }
+            if shares > limit.total() {
+                let (shares, total) = (shares.0, limit.total().0);
+                return Err(format!(
+                    "key {key}: shares {shares} of {total} in {ahead} ms"
+                ));
+            }
+            if capacities > limit.level(limit.burst()) {
+                return Err(format!(
+                    "key {key}: capacities exceed the burst in {ahead} ms"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn paced(&self, now: Timestamp) -> Timestamp {
+        let gained =
+            region::units::mul_div(micros(now.since(self.start)), self.fastest_ppm, 1_000_000);
+        Timestamp(
+            now.0
+                .saturating_add(gained)
+                .saturating_add(u64::from(self.fastest_ppm > 0)),
+        )
+    }
+}
+
+/// What a region did with a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Decided {
+    pub(super) cost: Tokens,
+    pub(super) admitted: bool,
+}

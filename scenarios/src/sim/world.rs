@@ -1,0 +1,425 @@
+//! The loop: events in the order of their time, and what each does.
+
+mod faults;
+mod machines;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gossip::codec::Codec;
+use gossip::frame::{Frame, Message};
+use gossip::identity::Member;
+use gossip::replica;
+use region::limiter::Subject;
+use region::policy::{Attributes, Policy, PolicySet};
+use region::store::{Store, Swap};
+use region::units::{Key, RegionId, Timestamp, Tokens};
+
+use super::books::{Books, Decided, Seen};
+use super::dice::Dice;
+use super::node::{Node, Process, address};
+use super::run::{Broken, Gossip, Run};
+use super::scenario::{Fault, Scenario};
+use super::store::{SimStore, StoreClock, at_once};
+use super::trace::Trace;
+use super::traffic::{Traffic, Zipf};
+
+/// True time when a run begins. Any instant would do that leaves room before it.
+const START: Timestamp = Timestamp(1_700_000_000_000_000);
+
+/// The most keys that one sample looks at; the others come in the next ones.
+const LOOKS_MAX: usize = 16;
+
+/// Something that happens at its time.
+#[derive(Debug)]
+enum Event {
+    /// A region is asked.
+    Request { region: usize },
+    /// A node's deadline has passed.
+    Wake { node: usize, run: u64 },
+    /// A frame arrives at a node.
+    Frame {
+        from: usize,
+        to: usize,
+        bytes: Arc<Vec<u8>>,
+    },
+    /// A call of a node's control plane reaches the store.
+    Call { node: usize, run: u64, call: Call },
+    /// The store's answer reaches the node.
+    Answer {
+        node: usize,
+        run: u64,
+        input: replica::Input,
+    },
+    /// Something goes wrong.
+    Fault(Fault),
+    /// A frozen clock shows the right time again.
+    Thaw { region: usize, since: Timestamp },
+    /// Shares and invariants are looked at.
+    Sample,
+}
+
+/// A call to the store.
+#[derive(Debug)]
+enum Call {
+    Load(Key),
+    Swap(Box<Swap>),
+}
+
+/// A region's store and traffic.
+#[derive(Debug)]
+struct Region {
+    id: RegionId,
+    clock: StoreClock,
+    store: SimStore,
+    traffic: Traffic,
+}
+
+/// A run under way.
+#[derive(Debug)]
+pub(super) struct World<'a> {
+    scenario: &'a Scenario,
+    policies: Arc<PolicySet>,
+    codec: Codec,
+    keys: Vec<(String, Key)>,
+    ranks: BTreeMap<Key, usize>,
+    zipf: Zipf,
+    now: Timestamp,
+    end: Timestamp,
+    events: BTreeMap<(Timestamp, u64), Event>,
+    posted: u64,
+    regions: Vec<Region>,
+    nodes: Vec<Node>,
+    cut: BTreeSet<(usize, usize)>,
+    /// Keys that have been asked for, and the next one to look at.
+    touched: BTreeSet<usize>,
+    next_look: usize,
+    network: Dice,
+    requests: Dice,
+    seeds: Dice,
+    books: Books,
+    rows: (u64, u64),
+    trace: Trace,
+    broken: Option<Broken>,
+    handled: u64,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(scenario: &'a Scenario) -> Self {
+        let policies = PolicySet::parse(&scenario.policies(), "policies.toml");
+        let policies = Arc::new(policies.expect("a scenario has policies that can be used"));
+        let names: Vec<&str> = policies.regions().iter().map(|r| r.name.as_str()).collect();
+        let split = policies.policies()[0]
+            .split()
+            .expect("its only policy is a bucket");
+        let mut dice = Dice::new(scenario.seed);
+        let (network, requests, seeds) = (dice.fork(), dice.fork(), dice.fork());
+        let regions = scenario.regions.iter().enumerate().map(|(index, spec)| {
+            let clock = StoreClock::new(spec, START);
+            Region {
+                id: region_id(index),
+                store: SimStore::new(&clock, START),
+                clock,
+                traffic: Traffic::new(spec, dice.fork()),
+            }
+        });
+        let nodes = scenario.nodes().into_iter().map(|region| Node {
+            region,
+            process: None,
+            run: 0,
+            paused_until: Timestamp::default(),
+        });
+        let mut world = Self {
+            scenario,
+            codec: Codec::new(&names),
+            keys: Vec::new(),
+            ranks: BTreeMap::new(),
+            zipf: Zipf::new(scenario),
+            now: START,
+            end: START.plus(scenario.length),
+            events: BTreeMap::new(),
+            posted: 0,
+            regions: regions.collect(),
+            nodes: nodes.collect(),
+            cut: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            next_look: 0,
+            network,
+            requests,
+            seeds,
+            books: Books::new(scenario, split, START),
+            rows: (0, 0),
+            trace: Trace::new(scenario.detail),
+            broken: None,
+            handled: 0,
+            policies: Arc::clone(&policies),
+        };
+        world.begin();
+        world
+    }
+
+    /// Starts all nodes and posts what is known in advance.
+    fn begin(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.start(node);
+        }
+        let first = self.nodes.iter().find_map(|node| node.process.as_ref());
+        let limiter = &first.expect("there is a node").limiter;
+        let policy = &self.policies.policies()[0];
+        for rank in 0..self.scenario.keys.max(1) {
+            let name = format!("c{rank}");
+            let attributes = [("customer", name.as_str())];
+            let key = limiter.key(policy, Attributes::new(&attributes));
+            self.keys.push((name, key.expect("the attribute is there")));
+        }
+        let ranks = self.keys.iter().enumerate();
+        self.ranks = ranks.map(|(rank, (_, key))| (*key, rank)).collect();
+        for (at, fault) in &self.scenario.faults {
+            self.post(START.plus(*at), Event::Fault(*fault));
+        }
+        for region in 0..self.regions.len() {
+            self.expect_request(region);
+        }
+        self.post(START.plus(self.scenario.sample), Event::Sample);
+    }
+
+    pub(super) fn run(mut self) -> Run {
+        while let Some(((at, _), event)) = self.events.pop_first() {
+            if at > self.end || self.broken.is_some() {
+                break;
+            }
+            self.now = at;
+            self.handled += 1;
+            self.handle(event);
+        }
+        self.into_run()
+    }
+
+    fn into_run(self) -> Run {
+        let measured = self.scenario.length.saturating_sub(self.scenario.warm_up);
+        let regions = self.regions.len();
+        let pairs = regions * regions.saturating_sub(1) * self.keys.len();
+        let per = measured.as_secs_f64().max(1e-9) * (pairs.max(1) as f64);
+        Run {
+            overrun: self.books.overrun(),
+            overrun_max: self.books.allowed(),
+            regions: self.books.tallies,
+            shares: self.books.shares,
+            gossip: Gossip {
+                rows: self.rows.0 as f64 / per,
+                bytes: self.rows.1 as f64 / per,
+            },
+            measured,
+            broken: self.broken,
+            events: self.handled,
+            trace: self.trace.into_lines(),
+        }
+    }
+
+    fn post(&mut self, at: Timestamp, event: Event) {
+        self.posted += 1;
+        self.events.insert((at, self.posted), event);
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.now.since(START)
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Request { region } => {
+                self.expect_request(region);
+                self.request(region);
+            }
+            Event::Wake { node, run } => self.for_node(node, run, Event::Wake { node, run }),
+            Event::Frame { from, to, bytes } => {
+                let run = self.nodes[to].run;
+                self.for_node(to, run, Event::Frame { from, to, bytes });
+            }
+            Event::Call { node, run, call } => self.call(node, run, call),
+            Event::Answer { node, run, input } => {
+                self.for_node(node, run, Event::Answer { node, run, input });
+            }
+            Event::Fault(fault) => self.fault(fault),
+            Event::Thaw { region, since } => self.thaw(region, since),
+            Event::Sample => self.sample(),
+        }
+    }
+
+    fn expect_request(&mut self, region: usize) {
+        let elapsed = self.elapsed();
+        if let Some(at) = self.regions[region].traffic.next(elapsed) {
+            // Rounded up, so that time moves on.
+            let at = START.plus(at).max(self.now);
+            self.post(at, Event::Request { region });
+        }
+    }
+
+    /// One request at one of the region's nodes that can answer, if there is any.
+    fn request(&mut self, region: usize) {
+        let rank = self.zipf.key(&mut self.requests);
+        let cost = Tokens(self.requests.between(1, self.scenario.cost_max.max(1)));
+        let able: Vec<usize> = (0..self.nodes.len())
+            .filter(|index| {
+                let node = &self.nodes[*index];
+                node.region == region && node.process.is_some() && node.paused_until <= self.now
+            })
+            .collect();
+        if able.is_empty() {
+            return;
+        }
+        let node = self.requests.pick(&able);
+        self.show(region);
+        let Some(process) = &self.nodes[node].process else {
+            return;
+        };
+        process.dues.roll(process.local(self.now));
+        let attributes = [("customer", self.keys[rank].0.as_str())];
+        let subject = Subject {
+            attributes: &attributes,
+            cost,
+        };
+        let answer = at_once(process.limiter.check("d", &[subject]));
+        let dues = process.dues.take();
+        let admitted = answer.allowed;
+        self.touched.insert(rank);
+        let decided = Decided { cost, admitted };
+        self.books.decided(self.now, (region, rank), decided);
+        let word = if admitted { "admits" } else { "denies" };
+        let elapsed = self.elapsed();
+        self.trace.event(
+            elapsed,
+            format_args!("r{region} {word} {} of key {rank}", cost.0),
+        );
+        if self.books.overrun() > self.books.allowed() {
+            let over = self.books.overrun().0;
+            self.breaks(format!(
+                "key {rank}: {over} tokens admitted beyond the limit"
+            ));
+        }
+        for due in dues {
+            self.due(node, due);
+        }
+        self.rearm(node);
+    }
+
+    /// Lets a region's store see what its clock shows now.
+    fn show(&self, region: usize) {
+        let region = &self.regions[region];
+        region.store.show(region.clock.reading(self.now));
+    }
+
+    /// Looks at a few of the keys that have been asked for.
+    fn sample(&mut self) {
+        self.post(self.now.plus(self.scenario.sample), Event::Sample);
+        let later = self.touched.range(self.next_look..);
+        let keys: Vec<usize> = later.take(LOOKS_MAX).copied().collect();
+        self.next_look = keys.last().map_or(0, |last| last + 1);
+        for key in keys {
+            self.look(key);
+        }
+    }
+
+    /// Looks at one key in all regions.
+    fn look(&mut self, rank: usize) {
+        let key = self.keys[rank].1;
+        for region in 0..self.regions.len() {
+            self.show(region);
+        }
+        let policy = &self.policies.policies()[0];
+        let mut seen: Vec<Seen> = self
+            .regions
+            .iter()
+            .map(|region| see(policy, region, key, self.now))
+            .collect();
+        let changes = self.books.look(self.now, rank, &seen);
+        let checked = self.books.check(self.now, rank, &mut seen);
+        let elapsed = self.elapsed();
+        for change in changes {
+            let (region, permille) = (change.region, change.permille);
+            self.trace.note(
+                elapsed,
+                format_args!("r{region} has {permille} thousandths of key {rank}"),
+            );
+        }
+        if let Err(what) = checked {
+            self.breaks(what);
+        }
+    }
+
+    fn breaks(&mut self, what: String) {
+        let at = self.elapsed();
+        self.trace.note(at, format_args!("BROKEN {what}"));
+        self.broken.get_or_insert(Broken { at, what });
+    }
+
+    /// Starts a node: a new process, with nothing in its hands.
+    fn start(&mut self, node: usize) {
+        let (seed, place) = (self.seeds.number(), &mut self.nodes[node]);
+        place.run += 1;
+        let region = &self.policies.regions()[place.region].name;
+        let name = format!("{region}-n{node}");
+        let member = Member::try_new(&name, region, address(node), self.now.0);
+        let member = member.expect("such names are allowed");
+        let store = self.regions[place.region].store.clone();
+        let process = Process::new(member, &self.policies, store, (self.now, seed));
+        place.process = Some(Box::new(process));
+        self.rearm(node);
+    }
+
+    /// Sends a frame from node to node, as the link between their regions has it.
+    fn transmit(&mut self, from: usize, to: usize, frame: &Frame) {
+        let Ok(bytes) = self.codec.encode(frame) else {
+            return self.breaks("a frame is too large to be sent".to_owned());
+        };
+        let (here, there) = (self.nodes[from].region, self.nodes[to].region);
+        if let Message::Rows(rows) = &frame.message
+            && !rows.is_empty()
+            && self.elapsed() >= self.scenario.warm_up
+        {
+            self.rows.0 += u64::try_from(rows.len()).unwrap_or(0);
+            self.rows.1 += u64::try_from(bytes.len()).unwrap_or(0);
+        }
+        if self.cut.contains(&(here, there)) {
+            return;
+        }
+        let bytes = Arc::new(bytes);
+        if here == there {
+            let took = self
+                .network
+                .span(Duration::from_micros(50), Duration::from_micros(300));
+            let at = self.now.plus(took);
+            return self.post(at, Event::Frame { from, to, bytes });
+        }
+        let link = self.scenario.link(here, there);
+        let copies = 1 + u8::from(self.network.permille(link.twice));
+        for _ in 0..copies {
+            let at = self
+                .now
+                .plus(link.delay + self.network.span(Duration::ZERO, link.jitter));
+            if !self.network.permille(link.loss) {
+                let bytes = Arc::clone(&bytes);
+                self.post(at, Event::Frame { from, to, bytes });
+            }
+        }
+    }
+}
+
+/// One key as a region's store has it.
+fn see(policy: &Policy, region: &Region, key: Key, now: Timestamp) -> Seen {
+    let base = policy
+        .base(region.id, key.client)
+        .expect("its policy is a bucket");
+    let loaded = at_once(region.store.inside().load(key, &base));
+    let loaded = loaded.expect("a memory store answers");
+    Seen {
+        pieces: base.pieces(loaded.memory),
+        bucket: loaded.bucket,
+        reading: region.clock.reading(now),
+    }
+}
+
+fn region_id(index: usize) -> RegionId {
+    RegionId(u16::try_from(index).expect("at most ten regions"))
+}
