@@ -435,3 +435,24 @@ async fn shard_without_a_marker_starts_empty_unless_declared_new() {
     assert!(!taken.keys[0].affords);
     assert_eq!(Tokens(0), ten().tokens(taken.keys[0].bucket.level));
 }
+
+#[tokio::test]
+async fn marker_that_is_not_ours_counts_as_forgotten_and_not_for_ever() {
+    let server = Server::start();
+    let store = server.store().await;
+    // A generation beyond what a script can count exactly would be outgrown by none.
+    for planted in [
+        r#"return redis.call('SETRANGE', 'tg:marker', 0, '\255\255\255')"#,
+        r#"return redis.call('SETRANGE', 'tg:marker', 0, '\031\255\255\255\255\255\255')"#,
+        r#"redis.call('DEL', 'tg:marker') return redis.call('LPUSH', 'tg:marker', 'x')"#,
+    ] {
+        let before = generation(&store);
+        redis::cmd("EVAL")
+            .arg(planted)
+            .arg(0)
+            .query::<i64>(&mut server.connection())
+            .expect("planted");
+        forgotten(&store, before).await;
+        assert!(generation(&store) < Some(Generation(1 << 52)));
+    }
+}

@@ -10,6 +10,9 @@
 
 local MARKER_KEEP_MS = '604800000'
 local HEAD_LEN, RUN_LEN, PROMOTED_LEN, MAP_LEN = 14, 40, 40, 8
+-- Half of what a number holds exactly: clocks reach it in the year 2112. A higher generation is not
+-- ours, and would leave none to come after it.
+local GENERATION_MAX = 4503599627370496
 local NEVER_PROMOTED = string.rep('0', PROMOTED_LEN)
 
 local function field(section, name)
@@ -24,8 +27,10 @@ local run = fixed(field('server', 'run_id'), RUN_LEN)
 local promoted = fixed(field('replication', 'master_replid2'), PROMOTED_LEN)
 local policy = field('memory', 'maxmemory_policy')
 local seen = struct.unpack('>I7', ARGV[1])
-local marker = redis.call('GET', KEYS[1])
+-- MGET, because it answers nothing where GET fails: at a key that holds no text.
+local marker = redis.call('MGET', KEYS[1])[1]
 local whole = marker and #marker == HEAD_LEN + RUN_LEN + PROMOTED_LEN + MAP_LEN
+  and struct.unpack('>I7', marker) <= GENERATION_MAX
 
 local intact = false
 local head
@@ -44,7 +49,7 @@ else
   local time = redis.call('TIME')
   local us = tonumber(time[1]) * 1000000 + tonumber(time[2])
   local began = us
-  if not marker and ARGV[4] == '1' then began = 0 end
+  if ARGV[4] == '1' and redis.call('EXISTS', KEYS[1]) == 0 then began = 0 end
   head = struct.pack('>I7I7', math.max(us, seen + 1), began)
   redis.call('SET', KEYS[1], head .. run .. promoted .. ARGV[2], 'PX', MARKER_KEEP_MS)
 end
