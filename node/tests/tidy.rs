@@ -29,6 +29,7 @@ const PURE: &[&str] = &[
     "gossip/src/exchange",
     "gossip/src/frame",
     "gossip/src/identity",
+    "gossip/src/members",
     "gossip/src/membership",
     "gossip/src/replica",
     "region/src/audit",
@@ -43,6 +44,15 @@ const PURE: &[&str] = &[
     "region/src/store/record",
     "region/src/store/rules",
     "region/src/units",
+    "scenarios/src/sim/books",
+    "scenarios/src/sim/dice",
+    "scenarios/src/sim/run",
+    "scenarios/src/sim/scenario",
+    "scenarios/src/sim/store",
+    "scenarios/src/sim/trace",
+    "scenarios/src/sim/traffic",
+    "scenarios/src/sim/world",
+    "scenarios/src/soak",
 ];
 
 /// What would bring order by chance, a clock, a lock, randomness or I/O into a pure module.
