@@ -276,7 +276,7 @@ fn gossip(section: Section<'_, '_>, around: Around<'_>) -> Option<GossipConfig> 
     let (ca, cert, key) = (
         path("ca", "\"certs/ca.pem\""),
         path("cert", "\"certs/us.pem\""),
-        path("key", "\"certs/us.key\""),
+        path("key", "\"certs/us-key.pem\""),
     );
     let links = section.setting("links", Literal::Bare, |field| {
         let links = field.list()?.into_iter();
