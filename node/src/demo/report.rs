@@ -105,8 +105,7 @@ impl Report {
         }
         say(format_args!(""));
         say(format_args!(
-            "overrun        {} tokens (bound {}): all regions together stayed one bucket of {}/s, \
-             burst {}",
+            "overrun        {} tokens (bound {}) beyond one bucket of {}/s, burst {}",
             self.overrun, self.overrun_bound, self.limit, self.burst
         ));
         say(format_args!(
@@ -120,8 +119,7 @@ impl Report {
             self.reaction_ms
         ));
         say(format_args!(
-            "false denials  {} that one global bucket would have admitted, {in_the_cut} of them in \
-             the cut",
+            "false denials  {} that one bucket would have admitted, {in_the_cut} in the cut",
             self.false_denials
         ));
         say(format_args!(

@@ -37,8 +37,13 @@ pub(super) struct Screen {
     said: Duration,
 }
 
-/// The length of a bar.
-const BAR: u64 = 24;
+/// The lengths of the bars of shares and of levels: a line fits in 80 columns.
+const BAR: u64 = 18;
+const LEVEL_BAR: u64 = 6;
+
+/// Whether the terminal breaks long lines: a broken one would not be drawn over.
+const WRAP_OFF: &str = "\x1b[?7l";
+const WRAP_ON: &str = "\x1b[?7h";
 
 impl Screen {
     /// A screen that redraws itself in a terminal, and says a line a second elsewhere.
@@ -66,7 +71,7 @@ impl Screen {
         };
         self.lines = text.lines().count();
         let drawn: String = text.lines().flat_map(|line| [line, "\x1b[K\n"]).collect();
-        output::text(&format!("{back}{drawn}"))
+        output::text(&format!("{WRAP_OFF}{back}{drawn}{WRAP_ON}"))
     }
 }
 
@@ -106,19 +111,19 @@ fn frame(view: &View) -> String {
     ));
     say(String::new());
     say(format!(
-        "region   {:>9} {:>10} {:>8}   {:<31} level",
+        "region   {:>9} {:>10} {:>8}   {:<23}  level",
         "offered/s", "admitted/s", "denied/s", "share"
     ));
     for ((name, _), region) in REGIONS.iter().zip(view.regions).rev() {
         let denied = region.offered.saturating_sub(region.admitted);
         say(format!(
-            "{name:<3} {:<4} {:>9} {:>10} {denied:>8}   {} {:>5}   {} {:>4}",
+            "{name:<3} {:<4} {:>9} {:>10} {denied:>8}   {} {:>4}  {} {:>4}",
             if region.cut { "cut" } else { "" },
             region.offered,
             region.admitted,
             bar(region.share, LIMIT, BAR),
             region.share,
-            bar(region.level, region.capacity.max(1), 10),
+            bar(region.level, region.capacity.max(1), LEVEL_BAR),
             region.level
         ));
     }
