@@ -2,6 +2,7 @@
 
 mod body;
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use http_body_util::LengthLimitError;
 use region::limiter::{Answer, Subject, Verdict};
 use region::store::Store;
 use serde::Serialize;
@@ -99,8 +101,14 @@ async fn receive(request: Request) -> Result<Bytes, (Code, Malformed)> {
     let received = to_bytes(request.into_body(), BODY_MAX);
     match tokio::time::timeout(BODY_WAIT, received).await {
         Ok(Ok(body)) => Ok(body),
-        // The other way in which this fails is that the client is gone and reads no answer.
-        Ok(Err(_)) => Err((Code::HttpTooLarge, Malformed::too_large(BODY_MAX))),
+        Ok(Err(error))
+            if error
+                .source()
+                .is_some_and(|cause| cause.is::<LengthLimitError>()) =>
+        {
+            Err((Code::HttpTooLarge, Malformed::too_large(BODY_MAX)))
+        }
+        Ok(Err(_)) => Err((Code::HttpMalformed, Malformed::broken_off())),
         Err(_) => Err((Code::HttpTimeout, Malformed::timeout())),
     }
 }

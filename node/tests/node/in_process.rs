@@ -229,6 +229,12 @@ async fn request_that_makes_no_sense_is_refused_and_consumes_nothing() {
     }
     let large = format!("{{\"domain\":\"{}\"}}", "x".repeat(70_000));
     assert_eq!(post(http, "/v1/check", &large).await.status, 413);
+    let framed = "POST /v1/check HTTP/1.1\r\nTransfer-Encoding: chunked\r\n";
+    let broken = request(http, framed, "zz\r\nno chunk\r\n").await;
+    assert_eq!(
+        (broken.status, broken.json()["error"].as_str()),
+        (400, Some("broken_body"))
+    );
     assert_eq!(post(http, "/v1/nothing", "{}").await.status, 404);
     let wrong = request(http, "GET /v1/check HTTP/1.1\r\n", "").await;
     assert_eq!((wrong.status, wrong.header("allow")), (405, Some("POST")));

@@ -154,6 +154,14 @@ impl Malformed {
         }
     }
 
+    pub(super) fn broken_off() -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            error: "broken_body",
+            reason: "the body broke off, or is not framed as its headers say".to_owned(),
+        }
+    }
+
     pub(super) fn timeout() -> Self {
         Self {
             status: StatusCode::REQUEST_TIMEOUT,
