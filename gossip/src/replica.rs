@@ -102,7 +102,12 @@ pub enum Output {
         row: Row,
     },
     /// A row was not taken over.
-    Ignored(Ignored),
+    Ignored {
+        /// The region that says it.
+        from: RegionId,
+        /// Why.
+        reason: Ignored,
+    },
 }
 
 /// The machine.
@@ -196,14 +201,17 @@ impl Replica {
     }
 
     fn hear(&mut self, now: Timestamp, key: Key, row: Row, out: &mut Vec<Output>) {
+        let from = row.region;
         if let Some(work) = self.work(key, now) {
             if work.hear(now, row) {
                 self.arm(now, key, out);
             } else {
-                out.push(Output::Ignored(Ignored::Old));
+                let reason = Ignored::Old;
+                out.push(Output::Ignored { from, reason });
             }
         } else {
-            out.push(Output::Ignored(Ignored::OtherTerms));
+            let reason = Ignored::OtherTerms;
+            out.push(Output::Ignored { from, reason });
         }
     }
 
@@ -287,7 +295,11 @@ impl Replica {
         let mut transition = Transition::new(terms, base, loaded);
         for row in &rows {
             if let Err(ignored) = transition.hear(row) {
-                out.push(Output::Ignored(ignored));
+                let from = row.region;
+                out.push(Output::Ignored {
+                    from,
+                    reason: ignored,
+                });
             }
         }
         let demand = work.demand(now, terms.split);

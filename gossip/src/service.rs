@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
+use region::ledger::transition::Ignored;
 use region::limiter::Limiter;
 use region::store::{Store, Swap, Swapped};
 use region::units::{Key, RegionId, Timestamp, micros};
@@ -29,6 +30,9 @@ use crate::transport::{Inbound, Transport};
 
 /// How often every other node is told who is heard, if only to be heard by it.
 const BEAT: Duration = Duration::from_millis(500);
+
+/// How often it is said that regions are configured differently.
+const WARN_EVERY: Duration = Duration::from_secs(30);
 
 /// The most store calls of the control plane at once.
 const CALLS_MAX: usize = 128;
@@ -74,6 +78,8 @@ pub struct Service<S> {
     called_for: HashMap<Id, Key>,
     waiting: VecDeque<Call>,
     next_beat: Timestamp,
+    /// When it may next be said that regions are configured differently.
+    warn_of_terms: Timestamp,
 }
 
 /// A store call that waits for its turn. No more than one per key in work.
@@ -116,6 +122,7 @@ impl<S: Store + 'static> Service<S> {
             called_for: HashMap::new(),
             waiting: VecDeque::new(),
             next_beat: Timestamp::default(),
+            warn_of_terms: Timestamp::default(),
         };
         loop {
             let deadline = service.deadline();
@@ -339,8 +346,22 @@ impl<S: Store + 'static> Service<S> {
                 Output::Load { key } => self.call(Call::Load(key)),
                 Output::Swap(swap) => self.call(Call::Swap(swap)),
                 Output::Say { key, row } => self.exchange(exchange::Input::Say { key, row }),
-                Output::Ignored(reason) => self.status.counters.ignored(reason),
+                Output::Ignored { from, reason } => self.ignored(from, reason),
             }
+        }
+    }
+
+    /// Counts a row that was not taken over. That regions are configured differently somebody must
+    /// mend, since each of them then deals the limit in its own way: said again from time to time.
+    fn ignored(&mut self, from: RegionId, reason: Ignored) {
+        self.status.counters.ignored(reason);
+        let now = self.now();
+        if reason == Ignored::OtherTerms && now >= self.warn_of_terms {
+            self.warn_of_terms = now.plus(WARN_EVERY);
+            warn!(
+                region = self.name(from),
+                "a region has other policies or weights: limits are not kept until they agree"
+            );
         }
     }
 

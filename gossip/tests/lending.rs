@@ -195,7 +195,7 @@ impl World {
                 replica::Output::Say { key, row } => {
                     self.exchange(index, exchange::Input::Say { key, row });
                 }
-                replica::Output::Ignored(_) => {}
+                replica::Output::Ignored { .. } => {}
             }
         }
     }

@@ -291,7 +291,7 @@ impl World<'_> {
                     self.exchange(node, exchange::Input::Say { key, row });
                     continue;
                 }
-                Output::Ignored(reason) => {
+                Output::Ignored { reason, .. } => {
                     let elapsed = self.elapsed();
                     self.trace
                         .event(elapsed, format_args!("n{node} ignores a row: {reason:?}"));
