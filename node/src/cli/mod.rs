@@ -3,6 +3,7 @@
 mod certs;
 mod check;
 mod demo;
+mod scenario;
 mod serve;
 
 use std::io;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use region::store::redis::ConnectError;
 
+pub use self::scenario::BrokenSeed;
 use crate::certs::CertsError;
 use crate::cluster::JoinError;
 use crate::serve::BindError;
@@ -48,6 +50,11 @@ enum Command {
     /// parts: load in proportion to the weights; everything in one region; everything in another;
     /// a region cut off; healed. An auditor measures by how much the limit was exceeded.
     Demo(Demo),
+    /// Run whole deployments in virtual time.
+    Scenario {
+        #[command(subcommand)]
+        command: ScenarioCommand,
+    },
     /// Make certificates for gossip.
     Certs {
         #[command(subcommand)]
@@ -58,6 +65,18 @@ enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum ScenarioCommand {
+    /// Run random worlds with random faults, each from a seed, until one breaks the promise.
+    ///
+    /// Links lose, repeat and reorder what is said, or are cut; nodes crash and stand still; stores
+    /// forget; clocks drift, step and stop. A seed that fails ends the command with exit code 1: it
+    /// prints what happened last and the command that replays it.
+    Soak(Soak),
+    /// Measure utilisation, reaction, false denials, recovery, fairness and gossip.
+    Measure(Measure),
 }
 
 #[derive(Debug, Subcommand)]
@@ -107,6 +126,26 @@ struct Demo {
     /// What the arrival times of requests are drawn from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+}
+
+#[derive(Debug, Args)]
+struct Soak {
+    /// How many worlds to run.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    from: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Measure {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -164,6 +203,9 @@ pub enum Failure {
     /// The demo could not be run.
     #[error("demo")]
     Demo(#[source] TaskError),
+    /// A random world broke the promise, which has been said in detail.
+    #[error(transparent)]
+    Broken(#[from] BrokenSeed),
     /// A task died that the node cannot do without. The node has drained.
     #[error("{0}")]
     Died(Dead),
@@ -178,6 +220,12 @@ impl Cli {
         match self.command {
             Command::Serve(serve) => serve.run(environment),
             Command::Demo(demo) => demo.run(),
+            Command::Scenario {
+                command: ScenarioCommand::Soak(soak),
+            } => soak.run(),
+            Command::Scenario {
+                command: ScenarioCommand::Measure(measure),
+            } => measure.run(),
             Command::Certs {
                 command: CertsCommand::Init(init),
             } => init.run(),
