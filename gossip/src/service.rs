@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 pub use self::state::{Count, ServiceCounters, Status};
 use crate::dues::DueReceiver;
@@ -288,7 +288,7 @@ impl<S: Store + 'static> Service<S> {
                     self.members.down(&member);
                 }
                 Output::Renamed { from, to } => {
-                    info!(node = to.name(), address = %to.address(), "node has restarted");
+                    info!(node = to.name(), address = %to.address(), "node is here under a new incarnation");
                     self.members.down(&from);
                     self.members.up(to);
                     self.replica(replica::Input::RegionUp);
@@ -330,7 +330,7 @@ impl<S: Store + 'static> Service<S> {
                     self.send_to_acting(to, keys, |key| *key, Message::Request);
                 }
                 Output::RegionUp(region) => {
-                    info!(region = self.name(region), "region is heard");
+                    debug!(region = self.name(region), "region is heard again");
                     self.replica(replica::Input::RegionUp);
                 }
             }

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gossip::dues::DueReceiver;
+use gossip::dues::{DueReceiver, Dues};
 use gossip::service::{self, Service, ServiceCounters, Status};
 use gossip::transport::{
     BindError, Counters, Credentials, CredentialsError, Dropped, Inbound, LinkShape, Links,
@@ -294,7 +294,7 @@ impl fmt::Debug for Gossiping {
 
 /// Gossip's metrics.
 #[derive(Debug)]
-pub struct GossipMetrics(pub Arc<Gossiping>);
+pub struct GossipMetrics(pub Arc<Gossiping>, pub Arc<Dues>);
 
 /// A counter without labels: its name, what it tells, and how it is read.
 type Plain<T> = (&'static str, &'static str, fn(&T) -> u64);
@@ -370,6 +370,12 @@ impl Collector for GossipMetrics {
         for (name, help, read) in TRANSPORT {
             count(&mut encoder, (name, help), read(counters))?;
         }
+        let help = "Signs of pressure that found no place in their queue";
+        count(
+            &mut encoder,
+            ("gossip_dues_dropped", help),
+            self.1.dropped(),
+        )?;
         let rejected = Rejected::ALL.map(|reason| (reason.name(), counters.rejected(reason)));
         let rows = [
             ("row_invalid", status.counters.rows_invalid.value()),

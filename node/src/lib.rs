@@ -9,7 +9,6 @@ pub mod config;
 pub mod demo;
 pub mod front;
 pub mod output;
-pub mod queue;
 pub mod serve;
 pub mod stores;
 pub mod tasks;

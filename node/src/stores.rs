@@ -16,7 +16,40 @@ use region::store::memory::MemoryStore;
 use region::store::redis::{ConnectError, RedisStore, Settings, ShardSettings, ShardStats};
 use region::units::{Generation, Timestamp, micros};
 
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
 use crate::config::StoreConfig;
+
+/// How often it is looked whether a shard has gone or come back.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
+
+/// Logs when a shard cannot be used any more, and when it can again; from the start, as if all
+/// had been well before.
+pub async fn watch(limiter: &Limiter<AnyStore>, stop: CancellationToken) {
+    let AnyStore::Redis(store) = limiter.store() else {
+        return stop.cancelled().await;
+    };
+    let mut up: Vec<bool> = store.stats().iter().map(|_| true).collect();
+    while !stop.is_cancelled() {
+        for (shard, was_up) in store.stats().iter().zip(&mut up) {
+            let is_up = shard.memory.is_some();
+            if std::mem::replace(was_up, is_up) == is_up {
+                continue;
+            }
+            let name = shard.name.as_str();
+            if is_up {
+                tracing::info!(shard = name, "shard can be used again");
+            } else {
+                tracing::warn!(
+                    shard = name,
+                    "shard cannot be used: its policies' on_store_failure decides"
+                );
+            }
+        }
+        sleep(WATCH_EVERY).await;
+    }
+}
 
 /// Opens a store.
 ///

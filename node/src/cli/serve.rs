@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gossip::dues::Dues;
 use prometheus_client::collector::Collector;
-use region::limiter::{Limiter, Settings};
+use region::limiter::{Limiter, Pressure, Settings};
 use region::store::any::AnyStore;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,7 +17,7 @@ use crate::config::{Loaded, NodeConfig, load};
 use crate::output;
 use crate::serve::{Node, Parts, Sockets};
 use crate::stores::{self, StoreMetrics};
-use crate::tasks::Tasks;
+use crate::tasks::{OnCancel, OnError, Tasks};
 use crate::telemetry::health::Health;
 use crate::telemetry::log;
 use crate::telemetry::metrics::Metrics;
@@ -91,8 +91,13 @@ async fn assemble(
     let (dues, receiver) = Dues::channel();
     let limiter = Limiter::new(Arc::clone(&policies), region, store, limits(&node));
     let limiter = Arc::new(match gossip {
-        Some(_) => limiter.with_pressure(dues),
+        Some(_) => limiter.with_pressure(Arc::clone(&dues) as Arc<dyn Pressure>),
         None => limiter,
+    });
+    let (watched, stop) = (Arc::clone(&limiter), tasks.stop().clone());
+    tasks.spawn("shards", (OnError::Report, OnCancel::Abort), async move {
+        stores::watch(&watched, stop).await;
+        Ok(())
     });
     let mut collectors: Vec<Box<dyn Collector>> =
         vec![Box::new(StoreMetrics(Arc::clone(&limiter)))];
@@ -100,7 +105,7 @@ async fn assemble(
         Some((gossiping, inbound)) => {
             gossiping.run(tasks, Arc::clone(&limiter), inbound, receiver);
             tracing::info!(address = %gossiping.address(), "gossiping");
-            collectors.push(Box::new(GossipMetrics(Arc::clone(&gossiping))));
+            collectors.push(Box::new(GossipMetrics(Arc::clone(&gossiping), dues)));
             gossiping
         }
         None => Arc::new(Alone),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use region::policy::PolicySet;
 use region::reader::{Field, Problem, Table};
+use region::store::redis::check_address;
 
 use super::settings::{Literal, Section, Settings, read_file};
 use super::{
@@ -236,8 +237,14 @@ fn shard(table: &Table<'_>, around: Around<'_>) -> Option<ShardConfig> {
         .required("name", "\"a\"")
         .and_then(|field| field.name().map(str::to_owned));
     let url = match (table.optional("url"), table.optional("url_file")) {
-        (Some(url), None) => url.text().map(|url| Secret::new(url.to_owned())),
-        (None, Some(file)) => secret_file(&file, around),
+        (Some(field), None) => {
+            let url = field.text().map(|url| Secret::new(url.to_owned()));
+            url.filter(|url| is_address(&field, url))
+        }
+        (None, Some(field)) => {
+            let url = secret_file(&field, around);
+            url.filter(|url| is_address(&field, url))
+        }
         (Some(_), Some(file)) => {
             file.problem("stands beside `url`; write one of them");
             None
@@ -251,6 +258,18 @@ fn shard(table: &Table<'_>, around: Around<'_>) -> Option<ShardConfig> {
         name: name?,
         url: url?,
     })
+}
+
+/// Checks the address of a shard; the message shows nothing of it, since it may hold a password.
+fn is_address(field: &Field<'_>, url: &Secret<String>) -> bool {
+    let right = check_address(url.reveal()).is_ok();
+    if !right {
+        let example = "redis://user:password@host:6379";
+        field.problem(format!(
+            "is no address of a Redis server without TLS; write for example \"{example}\""
+        ));
+    }
+    right
 }
 
 fn gossip(section: Section<'_, '_>, around: Around<'_>) -> Option<GossipConfig> {

@@ -16,7 +16,13 @@ pub enum Format {
 /// Whether a text is a filter for [`start`].
 #[must_use]
 pub fn is_filter(text: &str) -> bool {
-    EnvFilter::builder().parse(text).is_ok()
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    // A bare word that is no level would name a module, and silence all others.
+    let mut parts = text.split(',').map(str::trim);
+    let sound = parts.all(|part| {
+        part.contains(['=', '[', ':']) || LEVELS.contains(&part.to_ascii_lowercase().as_str())
+    });
+    sound && EnvFilter::builder().parse(text).is_ok()
 }
 
 /// Starts logging for the whole process. A second call changes nothing, which suits tests that

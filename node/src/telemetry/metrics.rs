@@ -2,24 +2,19 @@
 //! clients, and every series exists from the start: a request only adds to atomic counters.
 
 use std::fmt::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder,
-};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use region::limiter::{Answer, Verdict};
 use region::policy::{OnStoreFailure, Policy, PolicySet};
 use region::store::StoreError;
 
 use super::timings::Timings;
-use crate::queue::Meter;
 
 /// An interface that clients or operators connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,7 +64,6 @@ pub struct Metrics {
     pub unmatched: Counter,
     /// Limit overrides of RLS descriptors, which are not supported yet.
     pub overrides_ignored: Counter,
-    queues: Queues,
 }
 
 /// What is counted of a listener's connections.
@@ -125,10 +119,6 @@ struct Identity {
     region: String,
 }
 
-/// The queues that are measured; read at a scrape only.
-#[derive(Clone, Debug, Default)]
-struct Queues(Arc<Mutex<Vec<Arc<Meter>>>>);
-
 impl Metrics {
     /// All metrics of a node, at zero. `others` are those of parts that count for themselves.
     #[must_use]
@@ -145,7 +135,6 @@ impl Metrics {
             listeners: listener_metrics(&mut registry),
             unmatched: Counter::default(),
             overrides_ignored: Counter::default(),
-            queues: Queues::default(),
             registry: Registry::default(),
         };
         registry.register(
@@ -159,7 +148,6 @@ impl Metrics {
             metrics.overrides_ignored.clone(),
         );
         constants(&mut registry, (region, name), policies);
-        registry.register_collector(Box::new(metrics.queues.clone()));
         for other in others {
             registry.register_collector(other);
         }
@@ -204,12 +192,6 @@ impl Metrics {
             Api::Rls => rls,
             Api::Admin => admin,
         }
-    }
-
-    /// Shows a queue from now on.
-    pub fn watch_queue(&self, meter: Arc<Meter>) {
-        let mut queues = self.queues.0.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.push(meter);
     }
 
     /// All metrics in the `OpenMetrics` text format.
@@ -279,34 +261,6 @@ impl EncodeLabelValue for Api {
             Self::Rls => "rls",
             Self::Admin => "admin",
         })
-    }
-}
-
-impl Collector for Queues {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut depth = encoder.encode_descriptor(
-            "queue_depth",
-            "Items that wait in a queue",
-            None,
-            MetricType::Gauge,
-        )?;
-        for meter in queues.iter() {
-            let value = i64::try_from(meter.depth()).unwrap_or(i64::MAX);
-            let labels = [("queue", meter.name())];
-            ConstGauge::new(value).encode(depth.encode_family(&labels)?)?;
-        }
-        let mut dropped = encoder.encode_descriptor(
-            "queue_dropped",
-            "Items that did not fit into a queue",
-            None,
-            MetricType::Counter,
-        )?;
-        for meter in queues.iter() {
-            let labels = [("queue", meter.name())];
-            ConstCounter::new(meter.dropped()).encode(dropped.encode_family(&labels)?)?;
-        }
-        Ok(())
     }
 }
 

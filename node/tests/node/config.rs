@@ -56,6 +56,8 @@ shards = [
     { name = "a", url = "redis://127.0.0.1:1" },
     { name = "a", url = "redis://127.0.0.1:2" },
     { name = "b" },
+    { name = "c", url = "127.0.0.1:6379" },
+    { name = "d", url = "rediss://:secret@redis.example" },
 ]
 deadline = 10
 [gossip]
@@ -68,6 +70,19 @@ level = "loud=noise=1"
 "#;
     let policies = POLICIES.replace("per = \"1s\"\n", "");
     check(node, &policies, &expect_file!["./golden/every_problem.txt"]);
+}
+
+#[test]
+fn config_check_refuses_a_level_that_would_silence_all_logs() {
+    for (level, code) in [
+        ("loud", 64),
+        ("info, loud", 64),
+        ("warn,node::serve=debug", 0),
+    ] {
+        let node = format!("{NODE}\n[log]\nlevel = \"{level}\"\n");
+        let (output, _dir) = tidegate(&["config", "check"], &node, POLICIES);
+        assert_eq!(output.status.code(), Some(code), "{level}: {output:?}");
+    }
 }
 
 #[test]

@@ -58,6 +58,13 @@ async fn case_24_dead_store_means_what_the_policy_says_and_is_counted() {
     }
     let lines = node.log().lines().count() - lines;
     assert!(lines <= 5, "{lines} lines were logged:\n{}", node.log());
+    tokio::time::timeout(PATIENCE, async {
+        while !node.log().contains("shard cannot be used") {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("the log tells that the shard is gone");
 }
 
 fn body(mode: &str) -> String {

@@ -218,6 +218,19 @@ impl fmt::Debug for ShardSettings {
     }
 }
 
+/// Reads a shard's address as [`RedisStore::connect`] would.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_address(url: &str) -> Result<(), RedisError> {
+    address(url).map(drop)
+}
+
+fn address(url: &str) -> Result<Address, RedisError> {
+    let tcp = TcpSettings::default().set_nodelay(true);
+    Address::open(url.into_connection_info()?.set_tcp_settings(tcp))
+}
+
 fn shards(settings: &Settings) -> Result<Vec<Arc<Shard>>, ConnectError> {
     if settings.shards.is_empty() {
         return Err(ConnectError::NoShard);
@@ -227,10 +240,7 @@ fn shards(settings: &Settings) -> Result<Vec<Arc<Shard>>, ConnectError> {
         if !names.insert(name.clone()) {
             return Err(ConnectError::SameName { name: name.clone() });
         }
-        let tcp = TcpSettings::default().set_nodelay(true);
-        let info = url.as_str().into_connection_info();
-        let address = info.and_then(|info| Address::open(info.set_tcp_settings(tcp)));
-        let address = address.map_err(|source| ConnectError::Address {
+        let address = address(url).map_err(|source| ConnectError::Address {
             name: name.clone(),
             source,
         })?;
