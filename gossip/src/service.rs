@@ -288,7 +288,8 @@ impl<S: Store + 'static> Service<S> {
                     self.members.down(&member);
                 }
                 Output::Renamed { from, to } => {
-                    info!(node = to.name(), address = %to.address(), "node is here under a new incarnation");
+                    let (node, address) = (to.name(), to.address());
+                    info!(node, %address, "node is here under a new incarnation");
                     self.members.down(&from);
                     self.members.up(to);
                     self.replica(replica::Input::RegionUp);
