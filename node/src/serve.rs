@@ -159,6 +159,8 @@ impl<S: Store + 'static> Node<S> {
             ESSENTIAL,
             done(grpc_socket.serve(grpc, counted, drain)),
         );
+        // Before the admin interface can be asked: who has read the ready line finds it ready.
+        health.set_serving();
         let counted = metrics.listener(Api::Admin).clone();
         let admin = admin::router(Admin {
             limiter: parts.limiter,
@@ -169,7 +171,6 @@ impl<S: Store + 'static> Node<S> {
         });
         let served = admin_socket.serve(admin, counted, tasks.stop().clone());
         tasks.spawn("admin", (OnError::StopNode, OnCancel::Abort), done(served));
-        health.set_serving();
         let dead = tokio::select! {
             biased;
             () = health.drain_asked() => None,
