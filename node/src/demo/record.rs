@@ -1,10 +1,13 @@
 //! Every request of the demo in the order of the stores' time, and what an auditor makes of them.
 
-use region::audit::Auditor;
+use region::audit::Audit;
 use region::limit::Limit;
 use region::units::{Timestamp, Tokens};
 
 use super::script::{PHASES, REGIONS};
+
+/// The demo asks for one key.
+const KEY: () = ();
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,9 +36,9 @@ pub(super) struct Tally {
 /// All requests so far.
 #[derive(Debug)]
 pub(super) struct Record {
-    auditor: Auditor,
+    auditor: Audit<()>,
     /// One global bucket that is asked instead of the regions.
-    ideal: Auditor,
+    ideal: Audit<()>,
     waiting: Vec<Event>,
     pub(super) regions: [Tally; REGIONS.len()],
     pub(super) phases: [Tally; PHASES.len()],
@@ -72,8 +75,8 @@ impl Tally {
 impl Record {
     pub(super) fn new(limit: Limit) -> Self {
         Self {
-            auditor: Auditor::new(limit),
-            ideal: Auditor::new(limit),
+            auditor: Audit::new(limit, 1),
+            ideal: Audit::new(limit, 1),
             waiting: Vec::new(),
             regions: Default::default(),
             phases: Default::default(),
@@ -90,12 +93,12 @@ impl Record {
         self.waiting.sort_unstable();
         let ready = self.waiting.partition_point(|event| event.at < until);
         for event in self.waiting.drain(..ready) {
-            let allowed = self.ideal.would_admit(event.at, Tokens(1));
+            let allowed = self.ideal.would_admit(&KEY, event.at, Tokens(1));
             if allowed {
-                self.ideal.admit(event.at, Tokens(1));
+                self.ideal.admit(&KEY, event.at, Tokens(1));
             }
             if event.admitted {
-                self.auditor.admit(event.at, Tokens(1));
+                self.auditor.admit(&KEY, event.at, Tokens(1));
             }
             self.regions[event.region].count(event.admitted, allowed);
             self.phases[event.phase].count(event.admitted, allowed);

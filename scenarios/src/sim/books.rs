@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use region::audit::Auditor;
+use region::audit::Audit;
 use region::bucket::Bucket;
 use region::limit::Split;
 use region::units::{Level, Share, Timestamp, Tokens, micros};
@@ -29,39 +29,32 @@ pub(super) struct Books {
     warm_up: Timestamp,
     /// The fastest of all clocks sets the pace: the promise allows for the error of clock rates.
     fastest_ppm: u64,
-    keys: Vec<Book>,
+    audit: Audit<usize>,
+    /// One bucket for all regions, which is asked instead of them.
+    ideal: Audit<usize>,
+    /// The share of each region in each key, as last seen.
+    permilles: Vec<Vec<u64>>,
     /// The tokens that the faults so far allow beyond the limit.
     allowed: Tokens,
-    overrun: Tokens,
     pub(super) tallies: Vec<Tally>,
     pub(super) shares: Vec<ShareChange>,
-}
-
-#[derive(Debug)]
-struct Book {
-    auditor: Auditor,
-    /// One bucket for all regions, which is asked instead of them.
-    ideal: Auditor,
-    permilles: Vec<u64>,
 }
 
 impl Books {
     pub(super) fn new(scenario: &Scenario, split: &Split, start: Timestamp) -> Self {
         let regions = scenario.regions.len();
         let fastest = scenario.regions.iter().map(|region| region.drift_ppm).max();
-        let keys = (0..scenario.keys).map(|_| Book {
-            auditor: Auditor::new(*split.limit()),
-            ideal: Auditor::new(*split.limit()),
-            permilles: vec![0; regions],
-        });
+        let keys = usize::try_from(scenario.keys.max(1)).unwrap_or(usize::MAX);
+        let audit = Audit::new(*split.limit(), keys);
         Self {
             split: split.clone(),
             start,
             warm_up: start.plus(scenario.warm_up),
             fastest_ppm: u64::try_from(fastest.unwrap_or(0)).unwrap_or(0),
-            keys: keys.collect(),
+            ideal: audit.clone(),
+            audit,
+            permilles: vec![vec![0; regions]; keys],
             allowed: Tokens(scenario.limit.overrun),
-            overrun: Tokens(0),
             tallies: vec![Tally::default(); regions],
             shares: Vec::new(),
         }
@@ -73,8 +66,8 @@ impl Books {
     }
 
     /// The most that was admitted beyond the limit of a key.
-    pub(super) const fn overrun(&self) -> Tokens {
-        self.overrun
+    pub(super) fn overrun(&self) -> Tokens {
+        self.audit.overrun()
     }
 
     /// A store's clock has jumped ahead: what refills in that time comes twice.
@@ -91,14 +84,12 @@ impl Books {
     /// A region has decided on a request.
     pub(super) fn decided(&mut self, now: Timestamp, (region, key): (usize, usize), at: Decided) {
         let paced = self.paced(now);
-        let book = &mut self.keys[key];
-        let allowed = book.ideal.would_admit(now, at.cost);
+        let allowed = self.ideal.would_admit(&key, now, at.cost);
         if allowed {
-            book.ideal.admit(now, at.cost);
+            self.ideal.admit(&key, now, at.cost);
         }
         if at.admitted {
-            book.auditor.admit(paced, at.cost);
-            self.overrun = self.overrun.max(book.auditor.overrun());
+            self.audit.admit(&key, paced, at.cost);
         }
         if now >= self.warm_up {
             let tally = &mut self.tallies[region];
@@ -118,7 +109,7 @@ impl Books {
         for (region, seen) in seen.iter().enumerate() {
             let Share(share) = seen.bucket.share(&seen.pieces);
             let permille = region::units::mul_div(share, 1_000, total);
-            let known = &mut self.keys[key].permilles[region];
+            let known = &mut self.permilles[key][region];
             if *known != permille {
                 *known = permille;
                 changes.push(ShareChange {
@@ -145,7 +136,7 @@ impl Books {
             .iter()
             .map(|seen| limit.tokens(seen.bucket.level).0)
             .sum();
-        let mut drained = self.keys[key].auditor.clone();
+        let mut drained = self.audit.of(&key);
         drained.admit(self.paced(now), Tokens(held));
         if drained.overrun() > self.allowed {
             return Err(format!(

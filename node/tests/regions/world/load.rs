@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use region::audit::Auditor;
+use region::audit::Audit;
 use region::limit::Limit;
 use region::units::{Timestamp, Tokens};
 use tokio::task::JoinSet;
@@ -27,6 +27,8 @@ const BEHIND_MAX: Duration = Duration::from_millis(500);
 pub(crate) struct Load {
     regions: BTreeMap<&'static str, Arc<Gateway>>,
     told: Arc<Mutex<Vec<Admission>>>,
+    /// What they ask, which names the key.
+    body: String,
     _clients: JoinSet<()>,
 }
 
@@ -78,6 +80,7 @@ impl Load {
         let load = Self {
             regions: regions.into(),
             told,
+            body: body.to_owned(),
             _clients: clients,
         };
         load.find(world);
@@ -130,9 +133,9 @@ impl Load {
     pub(crate) fn audit(&self, limit: Limit) -> (Tokens, Tokens) {
         let mut told = locked(&self.told).clone();
         told.sort_unstable();
-        let mut auditor = Auditor::new(limit);
+        let mut auditor = Audit::new(limit, 1);
         for admission in told {
-            auditor.admit(Timestamp(admission.at), Tokens(1));
+            auditor.admit(&self.body, Timestamp(admission.at), Tokens(1));
         }
         (auditor.overrun(), auditor.admitted())
     }
