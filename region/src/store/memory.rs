@@ -31,6 +31,27 @@ pub struct MemoryStore {
     shelves: Vec<Mutex<Shelf>>,
 }
 
+/// All that a store held at one instant: what a replica has of its primary, or a file on disk.
+#[derive(Clone, Debug)]
+pub struct Snapshot(Vec<Shelf>);
+
+impl Snapshot {
+    /// The memory to which it belongs.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        self.0.first().map_or_else(Memory::default, Shelf::memory)
+    }
+
+    /// The same keys in another memory, in which they say nothing any more.
+    #[must_use]
+    pub fn under(mut self, memory: Memory) -> Self {
+        for shelf in &mut self.0 {
+            shelf.begin(memory);
+        }
+        self
+    }
+}
+
 impl MemoryStore {
     /// An empty store with its own clock, for at most about `keys_max` keys.
     ///
@@ -56,6 +77,21 @@ impl MemoryStore {
         let mut shelves: Vec<_> = self.shelves.iter().map(lock).collect();
         for shelf in &mut shelves {
             shelf.forget(memory);
+        }
+    }
+
+    /// All that the store holds now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let shelves: Vec<_> = self.shelves.iter().map(lock).collect();
+        Snapshot(shelves.iter().map(|shelf| Shelf::clone(shelf)).collect())
+    }
+
+    /// Takes up what a store of the same size held, and drops everything else.
+    pub fn restore(&self, snapshot: Snapshot) {
+        let mut shelves: Vec<_> = self.shelves.iter().map(lock).collect();
+        for (shelf, kept) in shelves.iter_mut().zip(snapshot.0) {
+            **shelf = kept;
         }
     }
 

@@ -4,8 +4,8 @@ use crate::support::{Answer, Clock, answer, ask, base, key, limit, memory_store,
 use region::bucket::Memory;
 use region::limit::Limit;
 use region::store::memory::MemoryStore;
-use region::store::{Change, ShardId, Store, StoreError, Swap, Swapped};
-use region::units::{Generation, Level, Sequence, Stamp, Ticks, Timestamp};
+use region::store::{Change, ShardId, Store, StoreError, Swap, Swapped, Take};
+use region::units::{Generation, Level, Sequence, Stamp, Ticks, Timestamp, Tokens};
 
 const HOUR: i64 = 3_600_000;
 const YEAR: i64 = 31_536_000_000;
@@ -240,6 +240,35 @@ fn key_with_a_ledger_counts_and_falls_back_to_its_base_in_time() {
     let loaded = now(store.load(key(1, 1), &base(&ten))).expect("an answer");
     assert_eq!((loaded.version, loaded.bucket.count), (None, None));
     assert_eq!(loaded.bucket.level, ten.level(ten.burst()));
+}
+
+#[test]
+fn snapshot_brings_back_what_was_unless_it_is_taken_up_in_a_new_generation() {
+    let clock = Clock::at(0);
+    let (store, other) = (memory_store(&clock, 100), memory_store(&clock, 100));
+    let ten = limit(10, 3_600_000, 10);
+    let one = take(key(1, 1), &ten, 1);
+    let left = |store: &MemoryStore| {
+        let look = Take {
+            cost: Tokens(0),
+            ..one
+        };
+        answer(&look, &ten, &ask(store, &[look]).expect("an answer")).remaining
+    };
+    ask(&store, &[one]).expect("an answer");
+    let saved = store.snapshot();
+    ask(&store, &[one]).expect("an answer");
+    assert_eq!((left(&store), left(&other)), (8, 10));
+    other.restore(saved.clone());
+    assert_eq!((left(&store), left(&other)), (8, 9));
+    let promoted = Memory {
+        generation: Generation(saved.memory().generation.0 + 1),
+        began: clock.now(),
+    };
+    other.restore(saved.under(promoted));
+    assert_eq!(left(&other), 0, "the keys are there and say nothing");
+    let loaded = now(other.load(key(1, 1), &base(&ten))).expect("an answer");
+    assert_eq!(loaded.stamp.generation, promoted.generation);
 }
 
 /// A swap to a capacity of six tokens, at the base's rate, kept for a minute.

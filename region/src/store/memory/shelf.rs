@@ -79,7 +79,7 @@ impl Entry {
 type Queue = BinaryHeap<Reverse<(Timestamp, Key)>>;
 
 /// The keys behind one lock.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Shelf {
     memory: Memory,
     keys_max: usize,
@@ -111,6 +111,11 @@ impl Shelf {
 
     pub(super) fn forget(&mut self, memory: Memory) {
         *self = Self::new(memory, self.keys_max);
+    }
+
+    /// Begins another memory without dropping anything, as a replica does that is promoted.
+    pub(super) const fn begin(&mut self, memory: Memory) {
+        self.memory = memory;
     }
 
     pub(super) fn entry(&self, key: Key) -> Option<&Entry> {
