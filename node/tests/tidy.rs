@@ -46,6 +46,7 @@ const PURE: &[&str] = &[
     "region/src/units",
     "scenarios/src/sim/books",
     "scenarios/src/sim/dice",
+    "scenarios/src/sim/fault",
     "scenarios/src/sim/run",
     "scenarios/src/sim/scenario",
     "scenarios/src/sim/store",

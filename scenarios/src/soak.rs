@@ -1,9 +1,14 @@
 //! Random worlds with random faults, each from a seed: none of them may break the promise.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::sim::{Detail, Dice, Fault, LimitSpec, Link, Load, RegionSpec, Run, Scenario, run};
+use region::bucket::Lost;
+use region::policy::OnStoreFailure;
+
+use crate::sim::{
+    Detail, Dice, Fault, LimitSpec, Link, Load, RegionSpec, Replica, Run, Scenario, ShardFault, run,
+};
 
 /// How far a clock may be put wrong in one life of a grant. Two regions may go wrong in opposite
 /// directions, and together they stay within the margin of the protocol.
@@ -30,14 +35,15 @@ pub fn world(seed: u64) -> Scenario {
     let regions: Vec<RegionSpec> = (0..count)
         .map(|_| region(&mut dice, &limit, length, drifts))
         .collect();
-    let nodes: Vec<usize> = regions.iter().map(|region| region.nodes).collect();
     let links = links(&mut dice, count);
-    let faults = faults(&mut dice, &nodes, length);
+    let faults = faults(&mut dice, &regions, length);
     let keys = u32::try_from(dice.pick(&[1, 1, 1, 3, 20])).unwrap_or(1);
     Scenario {
         seed: dice.number(),
         regions,
         limit,
+        on_store_loss: Lost::Empty,
+        on_store_failure: OnStoreFailure::Closed,
         keys,
         zipf: dice.unit() * 1.5,
         cost_max: dice.pick(&[1, 1, 1, 2, 5]).min(limit.burst),
@@ -81,10 +87,22 @@ fn region(dice: &mut Dice, limit: &LimitSpec, length: Duration, drifts: bool) ->
     RegionSpec {
         weight: u32::try_from(dice.between(1, 50)).unwrap_or(1),
         nodes: usize::try_from(dice.pick(&[1, 1, 2, 3])).unwrap_or(1),
+        shards: usize::try_from(dice.pick(&[1, 1, 2, 3])).unwrap_or(1),
+        replica: replica(dice),
         ahead: dice.span(Duration::ZERO, Duration::from_secs(100)),
         drift_ppm: if drifts { drift } else { 0 },
         loads,
     }
+}
+
+/// Its clock has nothing to do with the primary's.
+fn replica(dice: &mut Dice) -> Option<Replica> {
+    let (ahead, lag) = (Duration::from_secs(100), Duration::from_secs(1));
+    let replica = Replica {
+        lag: dice.span(Duration::ZERO, lag),
+        ahead: dice.span(Duration::ZERO, ahead),
+    };
+    dice.one_in(2).then_some(replica)
 }
 
 fn load(dice: &mut Dice, limit: &LimitSpec) -> Load {
@@ -124,19 +142,19 @@ fn links(dice: &mut Dice, count: usize) -> BTreeMap<(usize, usize), Link> {
 }
 
 /// What goes wrong: nothing, a little, or a lot of it.
-fn faults(dice: &mut Dice, nodes: &[usize], length: Duration) -> Vec<(Duration, Fault)> {
+fn faults(dice: &mut Dice, regions: &[RegionSpec], length: Duration) -> Vec<(Duration, Fault)> {
     let mut faults = Vec::new();
     // A second fault of one clock could add up with the first beyond the margin.
-    let mut clocks: Vec<bool> = nodes.iter().map(|_| false).collect();
+    let mut clocks: BTreeSet<(usize, usize)> = BTreeSet::new();
     for _ in 0..dice.pick(&[0, 2, 5, 12]) {
         let at = dice.span(Duration::from_millis(200), length);
         let span = dice.span(Duration::from_millis(20), Duration::from_secs(5));
-        let region = index(dice, nodes.len());
-        let other = index(dice, nodes.len());
-        let node = index(dice, nodes.iter().sum());
+        let region = index(dice, regions.len());
+        let other = index(dice, regions.len());
+        let node = index(dice, regions.iter().map(|region| region.nodes).sum());
         match dice.below(12) {
             0..=2 => {
-                for (from, to) in cuts(dice, region, other, nodes.len()) {
+                for (from, to) in cuts(dice, region, other, regions.len()) {
                     faults.push((at, Fault::Cut { from, to }));
                     faults.push((at + span, Fault::Heal { from, to }));
                 }
@@ -146,27 +164,38 @@ fn faults(dice: &mut Dice, nodes: &[usize], length: Duration) -> Vec<(Duration, 
                 faults.push((at + span, Fault::Start { node }));
             }
             5 => faults.push((at, Fault::Pause { node, span })),
-            6 | 7 => faults.push((at, Fault::Forget { region })),
-            8 => {
-                faults.push((at, Fault::Down { region }));
-                faults.push((at + span / 4, Fault::Up { region }));
-            }
-            _ if clocks[region] => {}
-            9 => {
-                clocks[region] = true;
-                let span = Duration::from_micros(dice.between(1, CLOCK_STEP_MAX_US));
-                faults.push((at, Fault::Freeze { region, span }));
-            }
             _ => {
-                clocks[region] = true;
-                let by = i64::try_from(dice.between(1, CLOCK_STEP_MAX_US)).unwrap_or(1);
-                let by_us = if dice.one_in(2) { by } else { -by };
-                faults.push((at, Fault::Step { region, by_us }));
+                let shard = index(dice, regions[region].shards);
+                let fault = match dice.below(6) {
+                    0 => ShardFault::Forget,
+                    1 => ShardFault::FailOver { after: span / 4 },
+                    2 => ShardFault::Silence { span: span / 4 },
+                    _ if !clocks.insert((region, shard)) => continue,
+                    kind => clock(dice, kind == 3),
+                };
+                let fault = Fault::Shard {
+                    region,
+                    shard,
+                    fault,
+                };
+                faults.push((at, fault));
             }
         }
     }
     faults.sort_by_key(|(at, _)| *at);
     faults
+}
+
+/// A clock that goes wrong within the margin.
+fn clock(dice: &mut Dice, freezes: bool) -> ShardFault {
+    let by = dice.between(1, CLOCK_STEP_MAX_US);
+    if freezes {
+        let span = Duration::from_micros(by);
+        return ShardFault::Freeze { span };
+    }
+    let by = i64::try_from(by).unwrap_or(1);
+    let by_us = if dice.one_in(2) { by } else { -by };
+    ShardFault::Step { by_us }
 }
 
 /// One way, both ways, or everything to and from a region.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use scenarios::sim::{self, Detail, Fault, LimitSpec, Link, Load, RegionSpec, Scenario};
+use scenarios::sim::{
+    self, Detail, Fault, LimitSpec, Link, Load, RegionSpec, Scenario, ShardFault,
+};
 
 const THOUSAND: LimitSpec = LimitSpec {
     rate: 1_000,
@@ -21,6 +23,15 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// A fault of the first shard of a region.
+const fn shard(region: usize, fault: ShardFault) -> Fault {
+    Fault::Shard {
+        region,
+        shard: 0,
+        fault,
+    }
+}
+
 #[test]
 fn simulator_repeats_a_run_byte_for_byte() {
     let mut scenario = three([
@@ -36,7 +47,7 @@ fn simulator_repeats_a_run_byte_for_byte() {
     scenario.faults = vec![
         (seconds(3), Fault::Crash { node: 0 }),
         (seconds(4), Fault::Start { node: 0 }),
-        (seconds(5), Fault::Forget { region: 1 }),
+        (seconds(5), shard(1, ShardFault::Forget)),
     ];
     let (one, other) = (sim::run(&scenario), sim::run(&scenario));
     assert!(one.trace.len() > 5_000, "{}", one.trace.len());

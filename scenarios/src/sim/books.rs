@@ -34,9 +34,10 @@ pub(super) struct Books {
     ideal: Audit<usize>,
     /// The share of each region in each key, as last seen.
     permilles: Vec<Vec<u64>>,
-    /// The tokens that the faults so far allow beyond the limit.
-    allowed: Tokens,
+    /// The tokens that the faults so far allow beyond the limit of each key.
+    allowed: Vec<Tokens>,
     pub(super) tallies: Vec<Tally>,
+    pub(super) keys: Vec<Tally>,
     pub(super) shares: Vec<ShareChange>,
 }
 
@@ -54,15 +55,17 @@ impl Books {
             ideal: audit.clone(),
             audit,
             permilles: vec![vec![0; regions]; keys],
-            allowed: Tokens(scenario.limit.overrun),
+            allowed: vec![Tokens(scenario.limit.overrun); keys],
             tallies: vec![Tally::default(); regions],
+            keys: vec![Tally::default(); keys],
             shares: Vec::new(),
         }
     }
 
-    /// The tokens that may be admitted beyond the limit.
-    pub(super) const fn allowed(&self) -> Tokens {
-        self.allowed
+    /// The tokens that may be admitted beyond the limit of the worst key, else of any.
+    pub(super) fn allowed(&self) -> Tokens {
+        let most = || self.allowed.iter().copied().max().unwrap_or_default();
+        self.worst().map_or_else(most, |key| self.allowed[key])
     }
 
     /// The most that was admitted beyond the limit of a key.
@@ -70,15 +73,28 @@ impl Books {
         self.audit.overrun()
     }
 
-    /// A store's clock has jumped ahead: what refills in that time comes twice.
-    pub(super) fn allow(&mut self, jump: Duration) {
+    /// The key of which that was.
+    pub(super) fn worst(&self) -> Option<usize> {
+        self.audit.worst().copied()
+    }
+
+    /// What is wrong if more was admitted to a key than the limit and the faults so far allow.
+    pub(super) fn excess(&self, key: usize) -> Option<String> {
+        let (over, allowed) = (self.audit.of(&key).overrun(), self.allowed[key]);
+        let (over, allowed) = (over > allowed).then_some((over.0, allowed.0))?;
+        Some(format!(
+            "key {key}: {over} tokens admitted beyond the limit, where {allowed} may be"
+        ))
+    }
+
+    /// The clock of a key's shard has jumped ahead: what refills in that time comes twice.
+    pub(super) fn allow(&mut self, key: usize, jump: Duration) {
         let limit = self.split.limit();
         let level = limit.total().over(limit.tick().ticks(jump));
-        let tokens = level
-            .0
-            .unsigned_abs()
-            .div_ceil(limit.token().0.unsigned_abs());
-        self.allowed = Tokens(self.allowed.0 + tokens + 1);
+        let token = limit.token().0.unsigned_abs();
+        let tokens = level.0.unsigned_abs().div_ceil(token);
+        let allowed = &mut self.allowed[key];
+        *allowed = Tokens(allowed.0 + tokens + 1);
     }
 
     /// A region has decided on a request.
@@ -92,12 +108,9 @@ impl Books {
             self.audit.admit(&key, paced, at.cost);
         }
         if now >= self.warm_up {
-            let tally = &mut self.tallies[region];
-            let tokens = |counts: bool| if counts { at.cost.0 } else { 0 };
-            tally.offered += at.cost.0;
-            tally.admitted += tokens(at.admitted);
-            tally.allowed += tokens(allowed);
-            tally.denied_falsely += tokens(allowed && !at.admitted);
+            for tally in [&mut self.tallies[region], &mut self.keys[key]] {
+                tally.count(at.cost, at.admitted, allowed);
+            }
         }
     }
 
@@ -138,7 +151,7 @@ impl Books {
             .sum();
         let mut drained = self.audit.of(&key);
         drained.admit(self.paced(now), Tokens(held));
-        if drained.overrun() > self.allowed {
+        if drained.overrun() > self.allowed[key] {
             return Err(format!(
                 "key {key}: {held} tokens lie in all buckets, {} more than one bucket would hold",
                 drained.overrun().0

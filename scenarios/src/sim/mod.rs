@@ -7,6 +7,7 @@
 
 mod books;
 mod dice;
+mod fault;
 mod node;
 mod run;
 mod scenario;
@@ -16,8 +17,9 @@ mod traffic;
 mod world;
 
 pub use self::dice::Dice;
+pub use self::fault::{Fault, ShardFault};
 pub use self::run::{Broken, Gossip, Run, ShareChange, Tally};
-pub use self::scenario::{Detail, Fault, LimitSpec, Link, Load, RegionSpec, Scenario};
+pub use self::scenario::{Detail, LimitSpec, Link, Load, RegionSpec, Replica, Scenario};
 
 /// Runs a scenario to its end, or to the first thing that breaks.
 ///

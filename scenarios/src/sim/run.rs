@@ -10,9 +10,15 @@ use region::units::Tokens;
 pub struct Run {
     /// What each region was offered and did with it.
     pub regions: Vec<Tally>,
+    /// The same for each key.
+    pub keys: Vec<Tally>,
+    /// The shard of each key in each region.
+    pub shards: Vec<Vec<usize>>,
     /// The most that was admitted beyond the limit of a key in any stretch of time.
     pub overrun: Tokens,
-    /// The most that the faults of the run allow (PROTOCOL 6).
+    /// The key of which that was, if anything was.
+    pub worst: Option<usize>,
+    /// The most that the faults of the run allow for that key, else for any (PROTOCOL 6).
     pub overrun_max: Tokens,
     /// Every change of a share, in the order of time.
     pub shares: Vec<ShareChange>,
@@ -73,6 +79,20 @@ pub struct Broken {
 }
 
 impl Tally {
+    /// Counts one request of a region or a key.
+    pub(super) const fn count(&mut self, cost: Tokens, admitted: bool, allowed: bool) {
+        self.offered += cost.0;
+        if admitted {
+            self.admitted += cost.0;
+        }
+        if allowed {
+            self.allowed += cost.0;
+            if !admitted {
+                self.denied_falsely += cost.0;
+            }
+        }
+    }
+
     /// Asked for and not let through.
     #[must_use]
     pub const fn denied(&self) -> u64 {

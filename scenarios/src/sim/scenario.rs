@@ -1,8 +1,13 @@
 //! What a run is about: regions, links, clocks, traffic, and what goes wrong when.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::time::Duration;
+
+use region::bucket::Lost;
+use region::policy::OnStoreFailure;
+
+use super::fault::Fault;
 
 /// Everything that a run follows from.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +18,10 @@ pub struct Scenario {
     pub regions: Vec<RegionSpec>,
     /// The limit that they share.
     pub limit: LimitSpec,
+    /// What a key is taken to be when its shard has lost its memory.
+    pub on_store_loss: Lost,
+    /// What is decided while a shard does not answer.
+    pub on_store_failure: OnStoreFailure,
     /// How many keys are limited.
     pub keys: u32,
     /// How unevenly requests fall on keys: key `n` has the weight `1 / n^zipf`.
@@ -42,12 +51,25 @@ pub struct RegionSpec {
     pub weight: u32,
     /// How many nodes it has.
     pub nodes: usize,
-    /// By how much its store's clock is ahead of true time.
+    /// How many shards its store has.
+    pub shards: usize,
+    /// What follows each shard, to stand in for it.
+    pub replica: Option<Replica>,
+    /// By how much its shards' clocks are ahead of true time.
     pub ahead: Duration,
-    /// By how many parts in a million its store's clock is too fast.
+    /// By how many parts in a million its shards' clocks are too fast.
     pub drift_ppm: i64,
     /// What it is offered, from when on.
     pub loads: Vec<(Duration, Load)>,
+}
+
+/// A server that follows the primary of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// How far it lags: what the primary did in the last moments before it died is lost.
+    pub lag: Duration,
+    /// By how much its clock is ahead of the primary's.
+    pub ahead: Duration,
 }
 
 /// The limit.
@@ -102,71 +124,6 @@ pub struct Link {
     pub twice: u64,
 }
 
-/// What goes wrong, or gets well again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Nothing gets from one region to another any more.
-    Cut {
-        /// The region that is not heard.
-        from: usize,
-        /// The region that does not hear it.
-        to: usize,
-    },
-    /// The way from one region to another is open again.
-    Heal {
-        /// The region that is heard again.
-        from: usize,
-        /// The region that hears it.
-        to: usize,
-    },
-    /// A node dies with everything that it has in its hands.
-    Crash {
-        /// The node, counted over all regions.
-        node: usize,
-    },
-    /// A dead node starts anew.
-    Start {
-        /// The node, counted over all regions.
-        node: usize,
-    },
-    /// A node stands still for a while.
-    Pause {
-        /// The node, counted over all regions.
-        node: usize,
-        /// For how long.
-        span: Duration,
-    },
-    /// A store loses its memory, and knows it.
-    Forget {
-        /// The region.
-        region: usize,
-    },
-    /// A store does not answer any more; what is asked of it may be done all the same.
-    Down {
-        /// The region.
-        region: usize,
-    },
-    /// A store answers again.
-    Up {
-        /// The region.
-        region: usize,
-    },
-    /// A store's clock steps forward, or back.
-    Step {
-        /// The region.
-        region: usize,
-        /// By so many microseconds.
-        by_us: i64,
-    },
-    /// A store's clock stands still for a while and then shows the right time.
-    Freeze {
-        /// The region.
-        region: usize,
-        /// For how long.
-        span: Duration,
-    },
-}
-
 /// How much of a run is written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
@@ -196,6 +153,8 @@ impl RegionSpec {
         Self {
             weight,
             nodes: 1,
+            shards: 1,
+            replica: None,
             ahead: Duration::ZERO,
             drift_ppm: 0,
             loads: vec![(Duration::ZERO, load)],
@@ -211,6 +170,8 @@ impl Scenario {
             seed: 1,
             regions,
             limit,
+            on_store_loss: Lost::Empty,
+            on_store_failure: OnStoreFailure::Closed,
             keys: 1,
             zipf: 1.0,
             cost_max: 1,
@@ -253,32 +214,22 @@ impl Scenario {
             overrun,
         } = self.limit;
         let per_ms = per.as_millis();
+        let loss = match self.on_store_loss {
+            Lost::Empty => "empty",
+            Lost::Full => "full",
+        };
+        let failure = match self.on_store_failure {
+            OnStoreFailure::Closed => "closed",
+            OnStoreFailure::Local => "local",
+            OnStoreFailure::Open => "open",
+        };
         write!(
             text,
             "[[policy]]\nname = \"p\"\ndomain = \"d\"\nkey = [\"customer\"]\nrate = {rate}\n\
              per = \"{per_ms}ms\"\nburst = {burst}\noverrun = {overrun}\n\
-             on_store_failure = \"closed\"\n"
+             on_store_loss = \"{loss}\"\non_store_failure = \"{failure}\"\n"
         )
         .ok();
         text
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cut { from, to } => write!(f, "r{to} no longer hears r{from}"),
-            Self::Heal { from, to } => write!(f, "r{to} can hear r{from} again"),
-            Self::Crash { node } => write!(f, "n{node} crashes"),
-            Self::Start { node } => write!(f, "n{node} starts"),
-            Self::Pause { node, span } => write!(f, "n{node} stands still for {span:?}"),
-            Self::Forget { region } => write!(f, "the store of r{region} forgets everything"),
-            Self::Down { region } => write!(f, "the store of r{region} does not answer"),
-            Self::Up { region } => write!(f, "the store of r{region} answers again"),
-            Self::Step { region, by_us } => write!(f, "the clock of r{region} steps by {by_us} us"),
-            Self::Freeze { region, span } => {
-                write!(f, "the clock of r{region} stands still for {span:?}")
-            }
-        }
     }
 }

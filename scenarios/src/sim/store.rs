@@ -1,41 +1,65 @@
-//! A region's store: the embedded one of production, with a clock that can be wrong and a way to it
-//! that can be closed.
+//! A region's store as its nodes reach it: shards of the embedded store of production, each on one
+//! of two servers, with a way to it that can be closed.
+
+mod clock;
+mod shards;
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use region::bucket::{Base, Memory};
 use region::store::memory::MemoryStore;
 use region::store::{Loaded, ShardId, Store, StoreError, Swap, Swapped, Take, Taken};
-use region::units::{Client, Generation, Key, Stamp, Timestamp, micros};
+use region::units::{Client, Generation, Key, Stamp, Timestamp};
 
-use super::scenario::RegionSpec;
+pub(super) use self::shards::Shards;
 
-/// The most keys that a store holds; no scenario has so many.
+/// The most keys that a shard holds; no scenario has so many.
 const KEYS_MAX: usize = 100_000;
 
-/// What the nodes of a region share.
-#[derive(Clone, Debug)]
-pub(super) struct SimStore(Arc<Shard>);
+/// The memory of a store that is declared to be new.
+const NEW: Memory = Memory {
+    generation: Generation(1),
+    began: Timestamp(0),
+};
 
-#[derive(Debug)]
-struct Shard {
-    memory: MemoryStore,
-    /// What the store's clock shows.
-    reading: Arc<AtomicU64>,
-    up: AtomicBool,
+/// A region's store, as one of its nodes reaches it.
+#[derive(Clone, Debug)]
+pub(super) struct SimStore {
+    shards: Arc<Vec<Shard>>,
+    node: usize,
 }
 
-/// How a store's clock follows true time.
-#[derive(Clone, Debug)]
-pub(super) struct StoreClock {
-    anchor: Timestamp,
-    shown: Timestamp,
-    drift_ppm: i64,
-    frozen: bool,
-    generation: Generation,
+/// A shard as nodes reach it.
+#[derive(Debug)]
+struct Shard {
+    servers: [Server; 2],
+    primary: AtomicUsize,
+    /// The nodes that go on with the other server, a bit for each.
+    astray: AtomicU64,
+    silent: AtomicBool,
+    dead: AtomicBool,
+}
+
+/// A server that holds a shard.
+#[derive(Debug)]
+struct Server {
+    memory: MemoryStore,
+    /// What its clock shows.
+    reading: Arc<AtomicU64>,
+}
+
+/// Whether a shard answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// It does.
+    Answers,
+    /// It does not, but may do what is asked.
+    Silent,
+    /// It does not, because nothing is there.
+    Dead,
 }
 
 /// Runs a future that never waits.
@@ -46,125 +70,96 @@ pub(super) fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-impl StoreClock {
-    pub(super) fn new(spec: &RegionSpec, now: Timestamp) -> Self {
-        Self {
-            anchor: now,
-            shown: now.plus(spec.ahead),
-            drift_ppm: spec.drift_ppm,
-            frozen: false,
-            generation: Generation(1),
-        }
+impl SimStore {
+    /// Whether the shard of a client answers.
+    pub(super) fn reach(&self, client: Client) -> Reach {
+        self.of(client).reach()
     }
 
-    /// What it shows at an instant of true time.
-    pub(super) fn reading(&self, now: Timestamp) -> Timestamp {
-        if self.frozen {
-            return self.shown;
-        }
-        self.running(now)
+    /// The server that this node would ask, whether or not it can reach it.
+    pub(super) fn inside(&self, client: Client) -> &MemoryStore {
+        &self.of(client).server(self.node).memory
     }
 
-    pub(super) fn step(&mut self, now: Timestamp, by_us: i64) {
-        let shown = self.running(now);
-        self.anchor = now;
-        self.shown = Timestamp(shown.0.saturating_add_signed(by_us));
+    fn of(&self, client: Client) -> &Shard {
+        &self.shards[index(client, self.shards.len())]
     }
 
-    /// Stops it. It goes on counting inside, for the time when it shows the right time again.
-    pub(super) fn freeze(&mut self, now: Timestamp) {
-        self.step(now, 0);
-        self.frozen = true;
-    }
-
-    pub(super) const fn thaw(&mut self) {
-        self.frozen = false;
-    }
-
-    /// The memory of a store that has just forgotten everything.
-    pub(super) fn forgotten(&mut self, now: Timestamp) -> Memory {
-        self.generation = Generation(self.generation.0 + 1);
-        Memory {
-            generation: self.generation,
-            began: self.reading(now),
-        }
-    }
-
-    fn running(&self, now: Timestamp) -> Timestamp {
-        let elapsed = micros(now.since(self.anchor));
-        let drifted = i128::from(elapsed) * i128::from(self.drift_ppm) / 1_000_000;
-        let drifted = i64::try_from(drifted).unwrap_or(0);
-        Timestamp((self.shown.0 + elapsed).saturating_add_signed(drifted))
+    fn asked(&self, shard: ShardId) -> Result<&MemoryStore, StoreError> {
+        let shard = self.shards.get(usize::from(shard.0));
+        let shard = shard.filter(|shard| shard.reach() == Reach::Answers);
+        let shard = shard.ok_or(StoreError::Unreachable)?;
+        Ok(&shard.server(self.node).memory)
     }
 }
 
-impl SimStore {
-    pub(super) fn new(clock: &StoreClock, now: Timestamp) -> Self {
-        let reading = Arc::new(AtomicU64::new(clock.reading(now).0));
-        let shown = Arc::clone(&reading);
-        let memory = Memory {
-            generation: Generation(1),
-            began: Timestamp(0),
-        };
-        let memory = MemoryStore::new(memory, KEYS_MAX, move || {
-            Timestamp(shown.load(Ordering::Relaxed))
-        });
-        Self(Arc::new(Shard {
-            memory,
-            reading,
-            up: AtomicBool::new(true),
-        }))
-    }
-
-    /// Lets the store see the time.
-    pub(super) fn show(&self, reading: Timestamp) {
-        self.0.reading.store(reading.0, Ordering::Relaxed);
-    }
-
-    pub(super) fn set_up(&self, up: bool) {
-        self.0.up.store(up, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_up(&self) -> bool {
-        self.0.up.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn forget(&self, memory: Memory) {
-        self.0.memory.forget(memory);
-    }
-
-    /// The store itself, whether or not anybody can reach it.
-    pub(super) fn inside(&self) -> &MemoryStore {
-        &self.0.memory
-    }
-
-    fn reach(&self) -> Result<&MemoryStore, StoreError> {
-        if self.is_up() {
-            Ok(&self.0.memory)
-        } else {
-            Err(StoreError::Unreachable)
+impl Shard {
+    fn new() -> Self {
+        Self {
+            servers: [Server::new(), Server::new()],
+            primary: AtomicUsize::new(0),
+            astray: AtomicU64::new(0),
+            silent: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
         }
     }
+
+    fn reach(&self) -> Reach {
+        if self.dead.load(Ordering::Relaxed) {
+            Reach::Dead
+        } else if self.silent.load(Ordering::Relaxed) {
+            Reach::Silent
+        } else {
+            Reach::Answers
+        }
+    }
+
+    /// The server that a node takes for the primary.
+    fn server(&self, node: usize) -> &Server {
+        let astray = self.astray.load(Ordering::Relaxed) >> node & 1;
+        let primary = self.primary.load(Ordering::Relaxed);
+        &self.servers[primary ^ usize::from(astray == 1)]
+    }
+}
+
+impl Server {
+    fn new() -> Self {
+        let reading = Arc::new(AtomicU64::new(0));
+        let shown = Arc::clone(&reading);
+        let clock = move || Timestamp(shown.load(Ordering::Relaxed));
+        Self {
+            memory: MemoryStore::new(NEW, KEYS_MAX, clock),
+            reading,
+        }
+    }
+}
+
+/// The shard of a client, out of so many.
+fn index(client: Client, shards: usize) -> usize {
+    let shards = u128::try_from(shards.max(1)).unwrap_or(1);
+    usize::try_from(client.0 % shards).unwrap_or(0)
 }
 
 impl Store for SimStore {
     fn shard(&self, client: Client) -> ShardId {
-        self.0.memory.shard(client)
+        ShardId(u16::try_from(index(client, self.shards.len())).unwrap_or(0))
     }
 
     async fn take(&self, shard: ShardId, takes: &[Take]) -> Result<Taken, StoreError> {
-        self.reach()?.take(shard, takes).await
+        self.asked(shard)?.take(ShardId(0), takes).await
     }
 
     async fn give_back(&self, shard: ShardId, takes: &[Take]) -> Result<Stamp, StoreError> {
-        self.reach()?.give_back(shard, takes).await
+        self.asked(shard)?.give_back(ShardId(0), takes).await
     }
 
     async fn load(&self, key: Key, base: &Base) -> Result<Loaded, StoreError> {
-        self.reach()?.load(key, base).await
+        let shard = self.shard(key.client);
+        self.asked(shard)?.load(key, base).await
     }
 
     async fn swap(&self, swap: &Swap) -> Result<Swapped, StoreError> {
-        self.reach()?.swap(swap).await
+        let shard = self.shard(swap.key.client);
+        self.asked(shard)?.swap(swap).await
     }
 }

@@ -13,15 +13,15 @@ use gossip::identity::Member;
 use gossip::replica;
 use region::limiter::Subject;
 use region::policy::{Attributes, Policy, PolicySet};
-use region::store::{Store, Swap};
+use region::store::{Store as _, Swap};
 use region::units::{Key, RegionId, Timestamp, Tokens};
 
 use super::books::{Books, Decided, Seen};
 use super::dice::Dice;
 use super::node::{Node, Process, address};
 use super::run::{Broken, Gossip, Run};
-use super::scenario::{Fault, Scenario};
-use super::store::{SimStore, StoreClock, at_once};
+use super::scenario::Scenario;
+use super::store::{Shards, at_once};
 use super::trace::Trace;
 use super::traffic::{Traffic, Zipf};
 
@@ -52,12 +52,29 @@ enum Event {
         run: u64,
         input: replica::Input,
     },
-    /// Something goes wrong.
-    Fault(Fault),
+    /// Something goes wrong: which of the scenario's faults.
+    Fault(usize),
+    /// A shard is as a fault to come will bring it back.
+    Save { shard: Place, fault: usize },
+    /// A replica becomes the primary.
+    Promote { shard: Place, fault: usize },
+    /// Something that was wrong with a shard may be over.
+    Recover { shard: Place },
     /// A frozen clock shows the right time again.
-    Thaw { region: usize, since: Timestamp },
+    Thaw {
+        shard: Place,
+        server: usize,
+        since: Timestamp,
+    },
     /// Shares and invariants are looked at.
     Sample,
+}
+
+/// A shard of a region.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    region: usize,
+    shard: usize,
 }
 
 /// A call to the store.
@@ -71,8 +88,7 @@ enum Call {
 #[derive(Debug)]
 struct Region {
     id: RegionId,
-    clock: StoreClock,
-    store: SimStore,
+    shards: Shards,
     traffic: Traffic,
 }
 
@@ -115,14 +131,11 @@ impl<'a> World<'a> {
             .expect("its only policy is a bucket");
         let mut dice = Dice::new(scenario.seed);
         let (network, requests, seeds) = (dice.fork(), dice.fork(), dice.fork());
-        let regions = scenario.regions.iter().enumerate().map(|(index, spec)| {
-            let clock = StoreClock::new(spec, START);
-            Region {
-                id: region_id(index),
-                store: SimStore::new(&clock, START),
-                clock,
-                traffic: Traffic::new(spec, dice.fork()),
-            }
+        let regions = scenario.regions.iter().enumerate();
+        let regions = regions.map(|(index, spec)| Region {
+            id: region_id(index),
+            shards: Shards::new(spec, START),
+            traffic: Traffic::new(spec, dice.fork()),
         });
         let nodes = scenario.nodes().into_iter().map(|region| Node {
             region,
@@ -175,9 +188,7 @@ impl<'a> World<'a> {
         }
         let ranks = self.keys.iter().enumerate();
         self.ranks = ranks.map(|(rank, (_, key))| (*key, rank)).collect();
-        for (at, fault) in &self.scenario.faults {
-            self.post(START.plus(*at), Event::Fault(*fault));
-        }
+        self.expect_faults();
         for region in 0..self.regions.len() {
             self.expect_request(region);
         }
@@ -200,10 +211,18 @@ impl<'a> World<'a> {
         let measured = self.scenario.length.saturating_sub(self.scenario.warm_up);
         let regions = self.regions.len();
         let pairs = regions * regions.saturating_sub(1) * self.keys.len();
+        let clients = self.keys.iter().map(|(_, key)| key.client);
+        let shards = clients.map(|client| {
+            let regions = self.regions.iter();
+            regions.map(|region| region.shards.of(client)).collect()
+        });
         let per = measured.as_secs_f64().max(1e-9) * (pairs.max(1) as f64);
         Run {
             overrun: self.books.overrun(),
             overrun_max: self.books.allowed(),
+            worst: self.books.worst(),
+            keys: self.books.keys,
+            shards: shards.collect(),
             regions: self.books.tallies,
             shares: self.books.shares,
             gossip: Gossip {
@@ -242,7 +261,17 @@ impl<'a> World<'a> {
                 self.for_node(node, run, Event::Answer { node, run, input });
             }
             Event::Fault(fault) => self.fault(fault),
-            Event::Thaw { region, since } => self.thaw(region, since),
+            Event::Save { shard, fault } => self.save(shard, fault),
+            Event::Promote { shard, fault } => self.promote(shard, fault),
+            Event::Recover { shard } => {
+                let Place { region, shard } = shard;
+                self.regions[region].shards.recover(shard, self.now);
+            }
+            Event::Thaw {
+                shard,
+                server,
+                since,
+            } => self.thaw(shard, server, since),
             Event::Sample => self.sample(),
         }
     }
@@ -292,11 +321,8 @@ impl<'a> World<'a> {
             elapsed,
             format_args!("r{region} {word} {} of key {rank}", cost.0),
         );
-        if self.books.overrun() > self.books.allowed() {
-            let over = self.books.overrun().0;
-            self.breaks(format!(
-                "key {rank}: {over} tokens admitted beyond the limit"
-            ));
+        if let Some(what) = self.books.excess(rank) {
+            self.breaks(what);
         }
         for due in dues {
             self.due(node, due);
@@ -306,8 +332,7 @@ impl<'a> World<'a> {
 
     /// Lets a region's store see what its clock shows now.
     fn show(&self, region: usize) {
-        let region = &self.regions[region];
-        region.store.show(region.clock.reading(self.now));
+        self.regions[region].shards.show(self.now);
     }
 
     /// Looks at a few of the keys that have been asked for.
@@ -362,7 +387,7 @@ impl<'a> World<'a> {
         let name = format!("{region}-n{node}");
         let member = Member::try_new(&name, region, address(node), self.now.0);
         let member = member.expect("such names are allowed");
-        let store = self.regions[place.region].store.clone();
+        let store = self.regions[place.region].shards.store(node);
         let process = Process::new(member, &self.policies, store, (self.now, seed));
         place.process = Some(Box::new(process));
         self.rearm(node);
@@ -411,12 +436,12 @@ fn see(policy: &Policy, region: &Region, key: Key, now: Timestamp) -> Seen {
     let base = policy
         .base(region.id, key.client)
         .expect("its policy is a bucket");
-    let loaded = at_once(region.store.inside().load(key, &base));
-    let loaded = loaded.expect("a memory store answers");
+    let (store, reading) = region.shards.primary(key.client, now);
+    let loaded = at_once(store.load(key, &base)).expect("a memory store answers");
     Seen {
         pieces: base.pieces(loaded.memory),
         bucket: loaded.bucket,
-        reading: region.clock.reading(now),
+        reading,
     }
 }
 

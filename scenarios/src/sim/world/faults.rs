@@ -4,12 +4,43 @@ use std::time::Duration;
 
 use region::units::Timestamp;
 
-use super::{Event, World};
-use crate::sim::scenario::Fault;
+use super::{Event, Place, START, World};
+use crate::sim::fault::{Fault, ShardFault};
 
 impl World<'_> {
-    pub(super) fn fault(&mut self, fault: Fault) {
-        let elapsed = self.elapsed();
+    /// Posts every fault, and what must be kept for it beforehand.
+    pub(super) fn expect_faults(&mut self) {
+        for (number, (at, fault)) in self.scenario.faults.iter().enumerate() {
+            self.post(START.plus(*at), Event::Fault(number));
+            let Fault::Shard {
+                region,
+                shard,
+                fault,
+            } = *fault
+            else {
+                continue;
+            };
+            let replica = self.scenario.regions[region].replica;
+            let lost = match fault {
+                ShardFault::FailOver { .. } | ShardFault::Split { .. } => {
+                    replica.map(|replica| replica.lag)
+                }
+                ShardFault::Restore { lost } => Some(lost),
+                ShardFault::Forget
+                | ShardFault::Silence { .. }
+                | ShardFault::Step { .. }
+                | ShardFault::Freeze { .. } => None,
+            };
+            if let Some(lost) = lost {
+                let (shard, fault) = (Place { region, shard }, number);
+                let at = START.plus(at.saturating_sub(lost));
+                self.post(at, Event::Save { shard, fault });
+            }
+        }
+    }
+
+    pub(super) fn fault(&mut self, number: usize) {
+        let (elapsed, fault) = (self.elapsed(), self.scenario.faults[number].1);
         self.trace.note(elapsed, format_args!("{fault}"));
         match fault {
             Fault::Cut { from, to } => {
@@ -27,31 +58,86 @@ impl World<'_> {
             Fault::Pause { node, span } => {
                 self.nodes[node].paused_until = self.now.plus(span);
             }
-            Fault::Forget { region } => {
-                let region = &mut self.regions[region];
-                let memory = region.clock.forgotten(self.now);
-                region.store.forget(memory);
+            Fault::Shard {
+                region,
+                shard,
+                fault,
+            } => self.shard_fault(Place { region, shard }, fault, number),
+        }
+    }
+
+    fn shard_fault(&mut self, place: Place, fault: ShardFault, number: usize) {
+        let now = self.now;
+        let (shard, shards) = (place.shard, &mut self.regions[place.region].shards);
+        match fault {
+            ShardFault::Forget => shards.forget(shard, now),
+            ShardFault::Silence { span } => {
+                shards.silence(shard, now.plus(span));
+                self.post(now.plus(span), Event::Recover { shard: place });
             }
-            Fault::Down { region } => self.regions[region].store.set_up(false),
-            Fault::Up { region } => self.regions[region].store.set_up(true),
-            Fault::Step { region, by_us } => {
-                self.regions[region].clock.step(self.now, by_us);
+            ShardFault::FailOver { after } => {
+                shards.die(shard);
+                let (shard, fault) = (place, number);
+                self.post(now.plus(after), Event::Promote { shard, fault });
+            }
+            ShardFault::Split { stay, span } => {
+                shards.promote(shard, number, now);
+                let of_region = |index: &usize| self.nodes[*index].region == place.region;
+                let all = (0..self.nodes.len()).filter(of_region);
+                let astray = all.take(stay).fold(0, |bits, node| bits | 1_u64 << node);
+                shards.stray(shard, astray, now.plus(span));
+                self.post(now.plus(span), Event::Recover { shard: place });
+            }
+            ShardFault::Restore { .. } => shards.restore(shard, number, now),
+            ShardFault::Step { by_us } => {
+                shards.step(shard, now, by_us);
                 let forward = u64::try_from(by_us).unwrap_or(0);
                 if forward > 0 {
-                    self.books.allow(Duration::from_micros(forward));
+                    self.allow(place, Duration::from_micros(forward));
                 }
             }
-            Fault::Freeze { region, span } => {
-                self.regions[region].clock.freeze(self.now);
-                let (at, since) = (self.now.plus(span), self.now);
-                self.post(at, Event::Thaw { region, since });
+            ShardFault::Freeze { span } => {
+                let server = shards.freeze(shard, now);
+                let thaw = Event::Thaw {
+                    shard: place,
+                    server,
+                    since: now,
+                };
+                self.post(now.plus(span), thaw);
             }
         }
     }
 
+    pub(super) fn save(&mut self, place: Place, fault: usize) {
+        self.show(place.region);
+        let shards = &mut self.regions[place.region].shards;
+        shards.save(place.shard, fault);
+    }
+
+    pub(super) fn promote(&mut self, place: Place, fault: usize) {
+        let Place { region, shard } = place;
+        self.regions[region].shards.promote(shard, fault, self.now);
+        let elapsed = self.elapsed();
+        self.trace.note(
+            elapsed,
+            format_args!("shard {shard} of r{region} has a new primary"),
+        );
+    }
+
     /// The clock catches up in one jump, which refills at once what it has missed.
-    pub(super) fn thaw(&mut self, region: usize, since: Timestamp) {
-        self.regions[region].clock.thaw();
-        self.books.allow(self.now.since(since));
+    pub(super) fn thaw(&mut self, place: Place, server: usize, since: Timestamp) {
+        let shards = &mut self.regions[place.region].shards;
+        shards.thaw(place.shard, server);
+        self.allow(place, self.now.since(since));
+    }
+
+    /// Allows the keys of a shard what its clock has jumped ahead.
+    fn allow(&mut self, place: Place, jump: Duration) {
+        let shards = &self.regions[place.region].shards;
+        for (rank, (_, key)) in self.keys.iter().enumerate() {
+            if shards.of(key.client) == place.shard {
+                self.books.allow(rank, jump);
+            }
+        }
     }
 }

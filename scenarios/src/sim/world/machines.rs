@@ -6,12 +6,12 @@ use gossip::frame::{Due, Frame, Hello, KeyRow, Message};
 use gossip::membership;
 use gossip::replica::{self, Input};
 use gossip::{exchange, identity::Member};
-use region::store::{Store, Swapped};
+use region::store::{Store as _, Swapped};
 use region::units::{Key, RegionId, Timestamp};
 
 use super::{Call, Event, World, region_id};
 use crate::sim::node::{BEAT, GREETING, Process, at_address};
-use crate::sim::store::at_once;
+use crate::sim::store::{Reach, SimStore, at_once};
 
 /// How long a call takes to the store, or its answer back.
 const CALL_MOST: Duration = Duration::from_micros(400);
@@ -50,6 +50,9 @@ impl World<'_> {
             Event::Request { .. }
             | Event::Call { .. }
             | Event::Fault(_)
+            | Event::Save { .. }
+            | Event::Promote { .. }
+            | Event::Recover { .. }
             | Event::Thaw { .. }
             | Event::Sample => unreachable!("only what is for a node is handed to one"),
         }
@@ -314,11 +317,13 @@ impl World<'_> {
             Call::Load(key) => *key,
             Call::Swap(swap) => swap.key,
         };
-        let up = self.regions[region].store.is_up();
-        // A store that cannot be reached may have done what was asked: only the answer is missing.
-        let runs = up || self.network.one_in(2);
+        let store = self.regions[region].shards.store(node);
+        let reach = store.reach(key.client);
+        let up = reach == Reach::Answers;
+        // A shard that does not answer may have done what was asked: only the answer is missing.
+        let runs = up || reach == Reach::Silent && self.network.one_in(2);
         let swaps = matches!(call, Call::Swap(_)) && runs;
-        let answered = runs.then(|| self.ask(region, call));
+        let answered = runs.then(|| self.ask(region, &store, call));
         let (input, took) = match answered {
             Some(input) if up => {
                 let took = self.network.span(Duration::from_micros(30), CALL_MOST);
@@ -336,13 +341,13 @@ impl World<'_> {
         }
     }
 
-    fn ask(&self, region: usize, call: Call) -> Input {
+    fn ask(&self, region: usize, store: &SimStore, call: Call) -> Input {
         let region = &self.regions[region];
-        let store = region.store.inside();
         match call {
             Call::Load(key) => {
                 let policy = self.policies.by_id(key.policy);
                 let base = policy.and_then(|policy| policy.base(region.id, key.client));
+                let store = store.inside(key.client);
                 let loaded = at_once(store.load(key, &base.expect("its policy is a bucket")));
                 match loaded {
                     Ok(loaded) => Input::Loaded {
@@ -354,7 +359,7 @@ impl World<'_> {
             }
             Call::Swap(swap) => {
                 let key = swap.key;
-                match at_once(store.swap(&swap)) {
+                match at_once(store.inside(key.client).swap(&swap)) {
                     Ok(Swapped::Done { .. }) => Input::Swapped { key },
                     Ok(Swapped::Conflict { current }) => Input::Conflict { key, current },
                     Err(_) => Input::StoreFailed { key },
