@@ -33,6 +33,7 @@ const PURE: &[&str] = &[
     "gossip/src/membership",
     "gossip/src/replica",
     "region/src/audit",
+    "region/src/bound",
     "region/src/bucket",
     "region/src/decision",
     "region/src/ledger",

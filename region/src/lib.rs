@@ -1,6 +1,7 @@
 //! What one region knows and decides: limits, ledgers, stores and the decision path.
 
 pub mod audit;
+pub mod bound;
 pub mod bucket;
 pub mod decision;
 pub mod ledger;

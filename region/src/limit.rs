@@ -1,6 +1,7 @@
 //! The exact arithmetic of one limit, and how it is dealt to regions (PROTOCOL 3 and 7).
 
 use std::hash::Hasher;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use siphasher::sip::SipHasher13;
@@ -290,6 +291,22 @@ impl Split {
             .count();
         let extra = u64::from(u64::try_from(ahead).unwrap_or(u64::MAX) < self.left);
         Share((own.whole + extra) * self.limit.unit.0)
+    }
+
+    /// The smallest and the largest base share that a region has for any client.
+    #[must_use]
+    pub fn base_range(&self, region: RegionId) -> RangeInclusive<Share> {
+        let Some(own) = self.parts.get(usize::from(region.0)) else {
+            return Share::ZERO..=Share::ZERO;
+        };
+        let count = |ahead: fn(u128, u128) -> bool| {
+            let parts = self.parts.iter();
+            let parts = parts.filter(|part| ahead(part.remainder, own.remainder));
+            u64::try_from(parts.count()).unwrap_or(u64::MAX)
+        };
+        let share = |extra| Share((own.whole + u64::from(extra)) * self.limit.unit.0);
+        share(count(|other, own| other >= own) <= self.left)
+            ..=share(count(|other, own| other > own) < self.left)
     }
 
     /// The capacity that goes with a share: the floor, and the share's part of the rest.

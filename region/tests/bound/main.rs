@@ -1,0 +1,3 @@
+//! By how much a limit can be exceeded: the figures, and executions that come near them.
+
+mod figures;
