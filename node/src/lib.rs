@@ -13,3 +13,4 @@ pub mod serve;
 pub mod stores;
 pub mod tasks;
 pub mod telemetry;
+pub mod waits;

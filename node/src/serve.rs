@@ -140,6 +140,7 @@ impl<S: Store + 'static> Node<S> {
         } = self;
         let metrics = &parts.metrics;
         let reset = config.http.reset;
+        let limiter = Arc::clone(&parts.limiter);
         let gate = Gate::new(Arc::clone(&parts.limiter), Arc::clone(metrics), reset);
         let gate = Arc::new(gate);
         let (grpc, grpc_health) = rls::router(Arc::clone(&gate)).await;
@@ -181,6 +182,7 @@ impl<S: Store + 'static> Node<S> {
             reason = dead.as_ref().map(tracing::field::display),
             "draining"
         );
+        limiter.waits().end_all();
         health.set_draining();
         grpc_health.set_draining().await;
         sleep(config.shutdown.delay).await;

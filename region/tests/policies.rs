@@ -72,8 +72,20 @@ const MISTAKES: &[(&str, &str)] = &[
         ":11: policy[0].window: comes in a later",
     ),
     (
-        "rate = 1\nper = \"1s\"\nborrow_wait = \"1s\"",
-        ":11: policy[0].borrow_wait: comes in",
+        "rate = 1\nper = \"1s\"\nborrow_wait = \"1001ms\"",
+        ":11: policy[0].borrow_wait: is longer than a gateway waits; write at most \"1s\"",
+    ),
+    (
+        "rate = 1\nper = \"1s\"\nborrow_wait = 100",
+        ":11: policy[0].borrow_wait: `100` has no unit",
+    ),
+    (
+        "rate = 1\nper = \"1s\"\nborrow_wait = \"1s\"\nscope = \"regional\"",
+        ":11: policy[0].borrow_wait: has no place beside `scope = \"regional\"`",
+    ),
+    (
+        "unlimited = true\nborrow_wait = \"1s\"",
+        "policy[0]: has a `borrow_wait` but no bucket",
     ),
     (
         "rate = 1\nper = \"1s\"\nscope = \"world\"",

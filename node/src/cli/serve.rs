@@ -21,6 +21,7 @@ use crate::tasks::{OnCancel, OnError, Tasks};
 use crate::telemetry::health::Health;
 use crate::telemetry::log;
 use crate::telemetry::metrics::Metrics;
+use crate::waits::{RuntimeTimer, WaitMetrics};
 
 /// The most keys that are limited in node memory while a store does not answer.
 const EMERGENCY_KEYS_MAX: usize = 100_000;
@@ -91,7 +92,9 @@ async fn assemble(
     let (dues, receiver) = Dues::channel();
     let limiter = Limiter::new(Arc::clone(&policies), region, store, limits(&node));
     let limiter = Arc::new(match gossip {
-        Some(_) => limiter.with_pressure(Arc::clone(&dues) as Arc<dyn Pressure>),
+        Some(_) => limiter
+            .with_pressure(Arc::clone(&dues) as Arc<dyn Pressure>)
+            .with_timer(Arc::new(RuntimeTimer)),
         None => limiter,
     });
     let (watched, stop) = (Arc::clone(&limiter), tasks.stop().clone());
@@ -99,8 +102,10 @@ async fn assemble(
         stores::watch(&watched, stop).await;
         Ok(())
     });
-    let mut collectors: Vec<Box<dyn Collector>> =
-        vec![Box::new(StoreMetrics(Arc::clone(&limiter)))];
+    let mut collectors: Vec<Box<dyn Collector>> = vec![
+        Box::new(StoreMetrics(Arc::clone(&limiter))),
+        Box::new(WaitMetrics(Arc::clone(&limiter))),
+    ];
     let cluster: Arc<dyn Cluster> = match gossip {
         Some((gossiping, inbound)) => {
             gossiping.run(tasks, Arc::clone(&limiter), inbound, receiver);

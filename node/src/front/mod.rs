@@ -7,6 +7,7 @@ pub mod rls;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use region::limiter::{Answer, Limiter, Subject, Verdict};
 use region::policy::{OnStoreFailure, PolicySet};
@@ -42,9 +43,9 @@ impl<S: Store> Gate<S> {
         &self.metrics
     }
 
-    /// Decides on a request and counts the decision.
-    pub async fn check(&self, domain: &str, subjects: &[Subject<'_>]) -> Answer {
-        let answer = self.limiter.check(domain, subjects).await;
+    /// Decides on a request within the time that its caller leaves, and counts the decision.
+    pub async fn check(&self, domain: &str, subjects: &[Subject<'_>], most: Duration) -> Answer {
+        let answer = self.limiter.check_within(domain, subjects, most).await;
         self.metrics.answered(&answer);
         answer
     }

@@ -15,6 +15,7 @@ use region::limiter::{Answer, Subject, Verdict};
 use region::policy::{Policy, Rule};
 use region::store::Store;
 use region::units::{EXACT_MAX, Tokens};
+use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
@@ -41,6 +42,9 @@ const MESSAGE_MAX: usize = 256 * 1024;
 /// The most descriptors of a request, and the most entries of a descriptor.
 const DESCRIPTORS_MAX: usize = 100;
 const ENTRIES_MAX: usize = 64;
+
+/// What a last try and the way back may need of a caller's deadline.
+const ANSWER_TIME: Duration = Duration::from_millis(15);
 
 /// The names under which the health service knows the front; the last is that of the reference
 /// service, which people's probes have.
@@ -103,19 +107,20 @@ impl<S: Store + 'static> RateLimitService for Rls<S> {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let started = Instant::now();
+        let most = patience(request.metadata());
         let request = request.into_inner();
         if let Err(reason) = check_shape(&request) {
             self.gate.metrics().requested(metrics::Code::RlsMalformed);
             return Err(Status::invalid_argument(reason));
         }
-        let response = self.decide(&request).await;
+        let response = self.decide(&request, most).await;
         self.gate.metrics().took(Api::Rls, started.elapsed());
         Ok(Response::new(response))
     }
 }
 
 impl<S: Store> Rls<S> {
-    async fn decide(&self, request: &RateLimitRequest) -> RateLimitResponse {
+    async fn decide(&self, request: &RateLimitRequest, most: Duration) -> RateLimitResponse {
         let overrides = request.descriptors.iter().filter(|one| one.limit.is_some());
         for _ in overrides {
             self.gate.metrics().overrides_ignored.inc();
@@ -124,8 +129,8 @@ impl<S: Store> Rls<S> {
         let asked: Vec<Asked<'_>> = descriptors
             .map(|descriptor| Asked::new(descriptor, request.hits_addend))
             .collect();
-        let checked = self.ask(request, &asked, false).await;
-        let given = self.ask(request, &asked, true).await;
+        let checked = self.ask(request, &asked, Some(most)).await;
+        let given = self.ask(request, &asked, None).await;
         let allowed = checked.as_ref().is_none_or(|answer| answer.allowed);
         let mut checked = checked
             .map_or_else(Vec::new, |answer| answer.subjects)
@@ -159,13 +164,15 @@ impl<S: Store> Rls<S> {
         }
     }
 
-    /// Asks about the descriptors that take, or that give back, if there are any.
+    /// Asks about the descriptors that take, within a time, or about those that give back, if there
+    /// are any.
     async fn ask(
         &self,
         request: &RateLimitRequest,
         asked: &[Asked<'_>],
-        gives_back: bool,
+        takes_within: Option<Duration>,
     ) -> Option<Answer> {
+        let gives_back = takes_within.is_none();
         let chosen = asked.iter().filter(|one| one.gives_back == gives_back);
         let pairs: Vec<(Vec<(&str, &str)>, Tokens)> = chosen
             .map(|one| {
@@ -184,10 +191,9 @@ impl<S: Store> Rls<S> {
                 cost: *cost,
             })
             .collect();
-        Some(if gives_back {
-            self.gate.refund(&request.domain, &subjects).await
-        } else {
-            self.gate.check(&request.domain, &subjects).await
+        Some(match takes_within {
+            Some(most) => self.gate.check(&request.domain, &subjects, most).await,
+            None => self.gate.refund(&request.domain, &subjects).await,
         })
     }
 
@@ -258,6 +264,32 @@ impl<'a> Asked<'a> {
             gives_back: descriptor.is_negative_hits,
         }
     }
+}
+
+/// How long a request may wait for a grant: its caller's deadline less what the answer needs. An
+/// Envoy whose deadline is over lets the request pass.
+fn patience(metadata: &MetadataMap) -> Duration {
+    let timeout = metadata.get("grpc-timeout");
+    let timeout = timeout.map(|value| value.to_str().ok().and_then(timeout_of));
+    match timeout {
+        None => Duration::MAX,
+        Some(timeout) => timeout.unwrap_or_default().saturating_sub(ANSWER_TIME),
+    }
+}
+
+/// A timeout as gRPC writes it: at most eight digits and a unit.
+fn timeout_of(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let number: u64 = number.parse().ok().filter(|_| number.len() <= 8)?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3_600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
 }
 
 /// What is wrong with a request, in the words of the reference service where it has any.
@@ -335,6 +367,8 @@ fn saturated(number: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use tonic::metadata::MetadataValue;
+
     use super::*;
     use crate::apis::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
@@ -373,6 +407,25 @@ mod tests {
         assert_eq!(Asked::new(&descriptor, 7).cost, Tokens(0));
         descriptor.hits_addend = Some(u64::MAX);
         assert_eq!(Asked::new(&descriptor, 7).cost, Tokens(EXACT_MAX));
+    }
+
+    #[test]
+    fn wait_is_shorter_than_the_callers_deadline() {
+        let within = |timeout: &'static str| {
+            let mut metadata = MetadataMap::new();
+            metadata.insert("grpc-timeout", MetadataValue::from_static(timeout));
+            patience(&metadata)
+        };
+        assert_eq!(patience(&MetadataMap::new()), Duration::MAX);
+        assert_eq!(within("20m"), Duration::from_millis(5));
+        assert_eq!(within("1S"), Duration::from_millis(985));
+        assert_eq!(
+            within("99999999H"),
+            Duration::from_secs(359_999_996_400) - ANSWER_TIME
+        );
+        for nonsense in ["", "m", "1", "1s", "-1S", "123456789n", "5000u"] {
+            assert_eq!(within(nonsense), Duration::ZERO, "{nonsense}");
+        }
     }
 
     #[test]

@@ -8,16 +8,18 @@ use node::admin::Alone;
 use node::config::load;
 use node::serve::{Addresses, Node, Parts, Sockets};
 use node::tasks::Tasks;
+use node::telemetry::health::Health;
 use node::telemetry::metrics::Metrics;
+use node::waits::RuntimeTimer;
 use region::bucket::Memory;
-use region::limiter::{Limiter, Settings};
+use region::limiter::{Limiter, Settings, WaitEnd};
 use region::store::memory::MemoryStore;
 use region::units::{Generation, Timestamp};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, Dir, NODE, post, request};
+use crate::support::{Answer, Dir, NODE, get, post, request};
 
 /// 2023-11-15T00:00:00Z in microseconds.
 const T0: u64 = 1_700_006_400_000_000;
@@ -50,17 +52,37 @@ key = ["user"]
 rate = 0
 "#;
 
+/// Half of two tokens is the region's own; for the other one a request waits.
+const PATIENT: &str = r#"
+[regions]
+us = 1
+eu = 1
+[[policy]]
+name = "patient"
+domain = "patient"
+key = ["user"]
+rate = 2
+per = "1h"
+borrow_wait = "1s"
+"#;
+
 struct Clocked {
     addresses: Addresses,
+    limiter: Arc<Limiter<MemoryStore>>,
+    health: Arc<Health>,
     clock: Arc<AtomicU64>,
     _running: JoinSet<()>,
 }
 
 impl Clocked {
     async fn start(settings: &str) -> Self {
+        Self::start_with(settings, POLICIES).await
+    }
+
+    async fn start_with(settings: &str, policies: &str) -> Self {
         let dir = Dir::new();
         let node = dir.write("node.toml", &format!("{NODE}{settings}"));
-        let policies = dir.write("policies.toml", POLICIES);
+        let policies = dir.write("policies.toml", policies);
         let loaded = load(&node, &policies, &[]).expect("the configuration is right");
         let sockets = Sockets::bind(&loaded.node).await.expect("ports are free");
         let addresses = sockets.addresses();
@@ -82,13 +104,15 @@ impl Clocked {
                 emergency_keys_max: 1_000,
             },
         );
+        let limiter = Arc::new(limiter.with_timer(Arc::new(RuntimeTimer)));
         let parts = Parts {
-            limiter: Arc::new(limiter),
+            limiter: Arc::clone(&limiter),
             metrics: Arc::new(Metrics::new(("us", "us-1"), &policies, Vec::new())),
             cluster: Arc::new(Alone),
             sockets,
         };
         let node = Node::new(loaded.node, parts);
+        let health = node.health();
         let mut running = JoinSet::new();
         running.spawn(async move {
             let ended = node.run(Tasks::new(CancellationToken::new())).await;
@@ -96,6 +120,8 @@ impl Clocked {
         });
         Self {
             addresses,
+            limiter,
+            health,
             clock,
             _running: running,
         }
@@ -251,4 +277,18 @@ async fn request_that_no_policy_is_for_passes_without_headers() {
         (200, r#"{"allowed":true,"policies":[]}"#)
     );
     assert_eq!(answer.header("ratelimit"), None);
+}
+
+#[tokio::test]
+async fn draining_node_lets_no_request_wait_for_a_loan() {
+    let settings = "[shutdown]\ndelay = \"10m\"\n";
+    let node = Clocked::start_with(settings, PATIENT).await;
+    let denied = || node.limiter.waits().ended(WaitEnd::Denied);
+    assert_eq!(node.check("patient", 1).await.status, 200);
+    assert_eq!(node.check("patient", 1).await.status, 429);
+    assert_eq!(denied(), 1);
+    node.health.ask_to_drain();
+    while get(node.addresses.admin, "/readyz").await.status != 503 {}
+    assert_eq!(node.check("patient", 1).await.status, 429);
+    assert_eq!(denied(), 1);
 }

@@ -1,5 +1,6 @@
 //! Cases that need a whole node or a hostile peer, by their numbers.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gossip::codec::Codec;
@@ -40,7 +41,21 @@ rate = 1
 per = "12h"
 burst = 100
 on_store_failure = "closed"
+
+[[policy]]
+name = "patient"
+domain = "patient"
+key = ["customer"]
+rate = 1
+per = "12h"
+burst = 100
+borrow_wait = "1s"
+on_store_failure = "closed"
 "#;
+
+/// A request of which `ap` alone has less than half: 5 of capacity that is never lent and a fifth
+/// of the other 85.
+const PATIENT_COST: u64 = 50;
 
 /// What `slow` begins with.
 const BURST: u64 = 100_000;
@@ -119,6 +134,38 @@ async fn case_26_what_an_outage_admitted_is_not_charged_later() {
     }
     println!("{without} of the outage were decided without the store");
     assert_eq!(tokens(&world, "api", "slow").await, Some(BURST - by_store));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_waits_for_a_loan_and_passes_at_its_first_try() {
+    let nodes = [("us", "us-1"), ("ap", "ap-1")];
+    let world = World::start(&nodes, &["a"], POLICIES).await;
+    let address = world.node("ap-1").addresses.http;
+    let customers = AtomicU64::new(0);
+    world
+        .eventually("a request that waited has passed", async |_| {
+            let customer = customers.fetch_add(1, Ordering::Relaxed);
+            let attributes = format!("{{\"customer\":\"c{customer}\"}}");
+            let body = format!(
+                "{{\"domain\":\"patient\",\"attributes\":{attributes},\"cost\":{PATIENT_COST}}}"
+            );
+            let answer = check(&mut Client::new(address), &body).await;
+            let passed = answer.status == 200;
+            passed.then_some(()).ok_or(answer.body)
+        })
+        .await;
+    let waited = |outcome| {
+        let labels = format!("outcome=\"{outcome}\"");
+        let world = &world;
+        async move {
+            world
+                .metric("ap-1", "tidegate_borrow_waits_total", &labels)
+                .await
+        }
+    };
+    let (admitted, denied) = (waited("admitted").await, waited("denied").await);
+    assert_eq!(admitted, 1);
+    assert_eq!(admitted + denied, customers.into_inner());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

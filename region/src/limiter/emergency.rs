@@ -356,7 +356,16 @@ mod tests {
             policy: PolicyId(1),
         };
         let cost = Tokens(cost);
-        (SHARD, Take { key, cost, base })
+        let again = false;
+        (
+            SHARD,
+            Take {
+                key,
+                cost,
+                base,
+                again,
+            },
+        )
     }
 
     fn affords(emergency: &Emergency<FakeRelativeClock>, client: u128, cost: u64) -> bool {

@@ -3,16 +3,19 @@
 mod emergency;
 mod join;
 mod request;
+mod waiting;
 
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use governor::clock::MonotonicClock;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use self::emergency::{Emergency, Stand};
-use self::request::{Group, Request};
+use self::request::{Decided, Group, Request};
+pub use self::waiting::{Pause, Timer, WAITING_MAX, WaitEnd, Waits};
 use crate::decision::{Decision, Ground};
 use crate::policy::{Attributes, OnStoreFailure, Policy, PolicySet, Scope};
 use crate::policy::{write_number, write_text};
@@ -81,6 +84,7 @@ pub struct Limiter<S> {
     key_secret: [u8; 16],
     emergency: Emergency,
     pressure: Option<Arc<dyn Pressure>>,
+    waits: Waits,
 }
 
 impl Default for Settings {
@@ -136,6 +140,7 @@ impl<S: Store> Limiter<S> {
             key_secret,
             emergency: Emergency::new(MonotonicClock, nodes_max, emergency_keys_max),
             pressure: None,
+            waits: Waits::default(),
         }
     }
 
@@ -144,6 +149,18 @@ impl<S: Store> Limiter<S> {
     pub fn with_pressure(mut self, pressure: Arc<dyn Pressure>) -> Self {
         self.pressure = Some(pressure);
         self
+    }
+
+    /// Lets requests wait for what other regions lend, where a policy says so (`borrow_wait`).
+    #[must_use]
+    pub fn with_timer(mut self, timer: Arc<dyn Timer>) -> Self {
+        self.waits = Waits::new(timer);
+        self
+    }
+
+    /// The requests that wait for what other regions lend.
+    pub const fn waits(&self) -> &Waits {
+        &self.waits
     }
 
     /// The policies.
@@ -177,12 +194,33 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Decides on one request: every policy that applies to any of its subjects must pass, else
-    /// nothing is consumed.
+    /// nothing is consumed. Never waits for another region.
     ///
     /// If the future is dropped before it is done, what a shard has taken meanwhile is lost to the
     /// client; nothing is ever admitted twice.
     pub async fn check(&self, domain: &str, subjects: &[Subject<'_>]) -> Answer {
-        self.decide(Request::new(self, domain, subjects)).await
+        let request = Request::new(self, domain, subjects);
+        let decided = self.decide(&request).await;
+        request.answer(&decided)
+    }
+
+    /// The same, but a denial may wait for what other regions lend if every policy that denies says
+    /// so: at most as long as they say, and no longer than `most`.
+    pub async fn check_within(
+        &self,
+        domain: &str,
+        subjects: &[Subject<'_>],
+        most: Duration,
+    ) -> Answer {
+        let request = Request::new(self, domain, subjects);
+        let decided = self.decide(&request).await;
+        if request.pause(&decided).is_some()
+            && let Some(place) = self.waits.enter()
+        {
+            // On the heap, so that the decisions that do not wait stay small.
+            return Box::pin(self.wait(request, decided, (place, most))).await;
+        }
+        request.answer(&decided)
     }
 
     /// Gives back what earlier requests of these subjects consumed, up to each bucket's capacity.
@@ -192,7 +230,9 @@ impl<S: Store> Limiter<S> {
         request.refused = false;
         let groups = request.groups(&self.store);
         self.give_back(groups.iter().collect()).await;
-        let mut answer = self.decide(request.without_costs()).await;
+        let request = request.looking();
+        let decided = self.decide(&request).await;
+        let mut answer = request.answer(&decided);
         answer.allowed = true;
         for verdict in answer.subjects.iter_mut().flatten() {
             verdict.decision.allowed = true;
@@ -201,9 +241,9 @@ impl<S: Store> Limiter<S> {
         answer
     }
 
-    async fn decide(&self, request: Request<'_>) -> Answer {
+    async fn decide(&self, request: &Request<'_>) -> Decided {
         if request.refused {
-            return request.answer(false, &[]);
+            return Decided::default();
         }
         let groups = request.groups(&self.store);
         let answers = self.ask(&groups).await;
@@ -212,26 +252,31 @@ impl<S: Store> Limiter<S> {
             Ok(taken) => all_afford(taken),
             Err(_) => request.open(group),
         });
-        let stands = self.stand_in(&request, &groups, &answers, passed);
+        let stands = self.stand_in(request, &groups, &answers, passed);
         passed &= stands.iter().flatten().all(|stand| stand.affords);
         if !passed {
             let asked = groups.iter().zip(&answers);
             let paid = asked.filter(|(_, answered)| answered.as_ref().is_ok_and(all_afford));
             self.give_back(paid.map(|(group, _)| group).collect()).await;
         }
-        let mut verdicts = vec![None; request.asks.len()];
+        let mut decided = Decided {
+            passed,
+            verdicts: vec![None; request.asks.len()],
+            borrows: passed || self.policies.regions().len() > 1,
+        };
         for (group, answered) in groups.iter().zip(answers) {
             match answered {
-                Ok(taken) => self.judge(&request, (group, taken), passed, &mut verdicts),
+                Ok(taken) => self.judge(request, (group, taken), &mut decided),
                 Err(error) => {
                     for place in &group.places {
                         let stand = stands.get(*place).copied().flatten();
-                        verdicts[*place] = Some(request.asks[*place].without_store(error, stand));
+                        let verdict = request.asks[*place].without_store(error, stand);
+                        decided.verdicts[*place] = Some(verdict);
                     }
                 }
             }
         }
-        request.answer(passed, &verdicts)
+        decided
     }
 
     /// Asks every shard at the same time.
@@ -307,17 +352,14 @@ impl<S: Store> Limiter<S> {
     }
 
     /// What a shard's answer means for each of its keys.
-    fn judge(
-        &self,
-        request: &Request<'_>,
-        (group, taken): (&Group, Taken),
-        passed: bool,
-        verdicts: &mut [Option<Verdict>],
-    ) {
+    fn judge(&self, request: &Request<'_>, (group, taken): (&Group, Taken), decided: &mut Decided) {
+        let passed = decided.passed;
         let given_back = !passed && all_afford(&taken);
         for (place, answered) in group.places.iter().zip(taken.keys) {
             let ask = &request.asks[*place];
-            let Take { key, cost, base } = &ask.take;
+            let Take {
+                key, cost, base, ..
+            } = &ask.take;
             let pieces = base.pieces(taken.memory);
             let mut bucket = answered.bucket;
             let capacity = bucket.capacity(&pieces);
@@ -333,6 +375,7 @@ impl<S: Store> Limiter<S> {
                 let low = bucket.level < Level(capacity.0 / 2);
                 self.press(*key, (exceeds, low), *cost);
             }
+            decided.borrows &= answered.affords || bucket.share(&pieces) < limit.total();
             let ground = Ground {
                 limit,
                 overrun: ask.policy.overrun(),
@@ -341,7 +384,7 @@ impl<S: Store> Limiter<S> {
                 bucket: &bucket,
                 stamp: taken.stamp,
             };
-            verdicts[*place] = Some(Verdict {
+            decided.verdicts[*place] = Some(Verdict {
                 policy: ask.policy.index(),
                 decision: ground.decision(*cost, answered.affords),
                 stamp: Some(taken.stamp),

@@ -18,6 +18,16 @@ pub(super) struct Request<'p> {
     pub refused: bool,
 }
 
+/// What was decided on a request.
+#[derive(Debug, Default)]
+pub(super) struct Decided {
+    pub passed: bool,
+    /// The verdicts on the keys by place; none if a policy that denies everything has decided.
+    pub verdicts: Vec<Option<Verdict>>,
+    /// Whether other regions could still lend something to every key that denied.
+    pub borrows: bool,
+}
+
 /// One policy's part in the decision on a subject.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
@@ -28,6 +38,7 @@ pub(super) enum Part {
 }
 
 /// A key that must pay.
+#[derive(Clone, Copy)]
 pub(super) struct Ask<'p> {
     pub policy: &'p Policy,
     pub split: &'p Split,
@@ -96,7 +107,12 @@ impl<'p> Request<'p> {
         self.asks.push(Ask {
             policy,
             split,
-            take: Take { key, cost, base },
+            take: Take {
+                key,
+                cost,
+                base,
+                again: false,
+            },
         });
         Some(Part::Ask(self.asks.len() - 1))
     }
@@ -127,27 +143,32 @@ impl<'p> Request<'p> {
         asks.all(|ask| ask.on_failure() != OnStoreFailure::Closed)
     }
 
-    /// The answer, with the verdicts on the keys by place.
-    pub(super) fn answer(self, allowed: bool, verdicts: &[Option<Verdict>]) -> Answer {
-        let verdict = |part: Part| match part {
-            Part::Decided(verdict) => Some(verdict),
-            Part::Ask(place) => verdicts.get(place).copied().flatten(),
+    /// The answer.
+    pub(super) fn answer(&self, decided: &Decided) -> Answer {
+        let verdict = |part: &Part| match part {
+            Part::Decided(verdict) => Some(*verdict),
+            Part::Ask(place) => decided.verdicts.get(*place).copied().flatten(),
         };
-        let subjects = self.subjects.into_iter();
+        let subjects = self.subjects.iter();
         Answer {
-            allowed,
+            allowed: decided.passed,
             subjects: subjects
-                .map(|parts| parts.into_iter().filter_map(verdict).collect())
+                .map(|parts| parts.iter().filter_map(verdict).collect())
                 .collect(),
         }
     }
 
-    /// Takes nothing: what a look costs.
-    pub(super) fn without_costs(mut self) -> Self {
-        for ask in &mut self.asks {
+    /// The same keys, of which nothing is taken.
+    pub(super) fn looking(&self) -> Self {
+        let mut asks = self.asks.clone();
+        for ask in &mut asks {
             ask.take.cost = Tokens(0);
         }
-        self
+        Self {
+            subjects: self.subjects.clone(),
+            asks,
+            refused: self.refused,
+        }
     }
 }
 

@@ -55,10 +55,14 @@ impl Described<'_> {
                 }
             }
         }
-        match self.policy.overrun() {
-            Tokens(0) => Ok(()),
-            Tokens(overrun) => write!(f, ", overrun {overrun}"),
+        if let Tokens(overrun @ 1..) = self.policy.overrun() {
+            write!(f, ", overrun {overrun}")?;
         }
+        let wait = self.policy.borrow_wait();
+        if !wait.is_zero() {
+            write!(f, ", waits {} to borrow", span(wait))?;
+        }
+        Ok(())
     }
 }
 

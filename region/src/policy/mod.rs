@@ -55,6 +55,7 @@ pub struct Policy {
     overrun: Tokens,
     /// Each region's part of `overrun`.
     debts: Vec<Level>,
+    borrow_wait: Duration,
     on_store_failure: OnStoreFailure,
     on_store_loss: Lost,
     terms: u64,
@@ -241,6 +242,12 @@ impl Policy {
     #[must_use]
     pub const fn overrun(&self) -> Tokens {
         self.overrun
+    }
+
+    /// How long a request may wait for what other regions lend before it is denied.
+    #[must_use]
+    pub const fn borrow_wait(&self) -> Duration {
+        self.borrow_wait
     }
 
     /// What happens while the store does not answer.

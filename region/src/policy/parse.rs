@@ -33,6 +33,9 @@ const KEY_MAX: usize = 16;
 const ATTRIBUTE_MAX: usize = 128;
 const TEST_MAX: usize = 256;
 
+/// The longest time for which a denial may wait for a grant: gateways do not wait much longer.
+const BORROW_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// The largest debt in level units, so that a script's numbers hold it exactly.
 const DEBT_MAX: u64 = 1 << 52;
 
@@ -139,8 +142,16 @@ fn policy(
         field.choice(&[("empty", Lost::Empty), ("full", Lost::Full)])
     });
     let later = refuse_later(table);
+    let borrow_wait = table.or("borrow_wait", Duration::ZERO, |field| {
+        borrow_wait(field, scope.unwrap_or_default())
+    });
     let (name, domain, id) = title?;
     let (rule, overrun) = bounds?;
+    let borrow_wait = borrow_wait?;
+    if !borrow_wait.is_zero() && !matches!(rule, Rule::Bucket(_)) {
+        table.problem("has a `borrow_wait` but no bucket that could borrow; leave it out");
+        return None;
+    }
     later?;
     let (scope, regions) = (scope?, regions?);
     Some(Policy {
@@ -155,6 +166,7 @@ fn policy(
         rule,
         scope,
         overrun,
+        borrow_wait,
         on_store_failure: on_store_failure?,
         on_store_loss: on_store_loss?,
     })
@@ -325,11 +337,27 @@ fn split(
     Split::try_new(Tokens(rate), per, Tokens(burst), &weights)
 }
 
+/// How long a denial may wait for a grant.
+fn borrow_wait(field: &Field<'_>, scope: Scope) -> Option<Duration> {
+    let wait = field.duration_or_zero()?;
+    if wait > BORROW_WAIT_MAX {
+        field.problem("is longer than a gateway waits; write at most \"1s\"");
+        return None;
+    }
+    if scope == Scope::Regional && !wait.is_zero() {
+        field.problem(
+            "has no place beside `scope = \"regional\"`, which borrows nothing; leave it out",
+        );
+        return None;
+    }
+    Some(wait)
+}
+
 /// Fields whose meaning is decided but which are not there yet: taken silently they would promise
 /// what nobody keeps.
 fn refuse_later(table: &Table<'_>) -> Option<()> {
     let mut good = Some(());
-    for name in ["window", "borrow_wait", "ban", "shadow"] {
+    for name in ["window", "ban", "shadow"] {
         if let Some(field) = table.later(name) {
             field.problem("comes in a later version; leave it out");
             good = None;

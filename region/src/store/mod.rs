@@ -30,6 +30,8 @@ pub struct Take {
     pub cost: Tokens,
     /// The region's base part of the limit.
     pub base: Base,
+    /// Whether the same request was denied before and tries again: it has been counted as offered.
+    pub again: bool,
 }
 
 /// What a shard answered to a check of several keys: all of them paid, or none.

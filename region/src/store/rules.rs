@@ -17,6 +17,11 @@ impl Take {
     pub(super) fn counted(&self) -> u64 {
         self.cost.0.min(Count::MASK)
     }
+
+    /// What is counted as offered.
+    fn offered(&self) -> u64 {
+        if self.again { 0 } else { self.counted() }
+    }
 }
 
 /// Whether a key could pay, and whether its record has to be written.
@@ -49,11 +54,11 @@ pub(super) fn take(records: &mut [Record], takes: &[Take]) -> Vec<Outcome> {
             .as_mut()
             .filter(|_| alone && take.cost.0 > 0)
         {
-            count.offered = (count.offered + take.counted()) & Count::MASK;
+            count.offered = (count.offered + take.offered()) & Count::MASK;
             if admitted {
                 count.admitted = (count.admitted + take.counted()) & Count::MASK;
             }
-            changed = true;
+            changed |= !take.again;
         }
         outcomes.push(Outcome { affords, changed });
     }
@@ -66,7 +71,7 @@ pub(super) fn give_back(record: &mut Record, take: &Take, memory: Memory) {
     let capacity = bucket.capacity(&take.base.pieces(memory));
     bucket.level = bucket.level.plus(take.price()).min(capacity);
     if let Some(count) = bucket.count.as_mut() {
-        count.offered = count.offered.wrapping_sub(take.counted()) & Count::MASK;
+        count.offered = count.offered.wrapping_sub(take.offered()) & Count::MASK;
         count.admitted = count.admitted.wrapping_sub(take.counted()) & Count::MASK;
     }
 }
@@ -123,6 +128,7 @@ mod tests {
             key: Key::default(),
             cost: Tokens(cost),
             base,
+            again: false,
         }
     }
 
@@ -160,6 +166,24 @@ mod tests {
         let mut both = [record(5, true), record(5, true)];
         take(&mut both, &[take_of(1), take_of(1)]);
         assert_eq!([offered(&both[0]), offered(&both[1])], [0, 0]);
+    }
+
+    #[test]
+    fn take_that_tries_again_is_offered_once() {
+        let again = Take {
+            again: true,
+            ..take_of(1)
+        };
+        let count = |record: &Record| record.bucket.count.unwrap_or_default();
+        let mut denied = [record(5, true)];
+        let outcomes = take(&mut denied, &[again]);
+        assert!(!outcomes[0].changed && denied == [record(5, true)]);
+        let mut passed = [record(50, true)];
+        take(&mut passed, &[again]);
+        let counted = count(&passed[0]);
+        assert_eq!((counted.offered, counted.admitted), (0, 1));
+        give_back(&mut passed[0], &again, Memory::default());
+        assert_eq!(passed, [record(50, true)]);
     }
 
     #[test]

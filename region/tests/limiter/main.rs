@@ -4,6 +4,7 @@ mod cases;
 mod failure;
 mod properties;
 mod several;
+mod waiting;
 
 use std::num::NonZeroU32;
 use std::pin::pin;
@@ -17,7 +18,7 @@ use region::limiter::{Answer, Limiter, Pressure, Settings, Subject};
 use region::policy::PolicySet;
 use region::store::memory::MemoryStore;
 use region::store::{Loaded, ShardId, Store, StoreError, Swap, Swapped, Take, Taken};
-use region::units::{Client, Key, RegionId, Stamp, Timestamp, Tokens};
+use region::units::{Client, Key, RegionId, Stamp, Timestamp, Tokens, micros};
 
 /// T0 of the cases, in microseconds.
 const T0: u64 = 1_700_006_400_000_000;
@@ -26,19 +27,25 @@ const T0: u64 = 1_700_006_400_000_000;
 struct Shards {
     stores: [MemoryStore; 3],
     broken: [AtomicBool; 3],
+    /// How often each has been asked for tokens.
+    asked: [AtomicU64; 3],
 }
 
 impl Shards {
     fn new(clock: &Arc<AtomicU64>, memory: Memory) -> Self {
-        let store = || {
-            let clock = Arc::clone(clock);
-            MemoryStore::new(memory, 10_000, move || {
-                Timestamp(clock.load(Ordering::SeqCst))
-            })
-        };
+        let clock = Arc::clone(clock);
+        Self::on(&move || Timestamp(clock.load(Ordering::SeqCst)), memory)
+    }
+
+    fn on<C>(clock: &C, memory: Memory) -> Self
+    where
+        C: Fn() -> Timestamp + Clone + Send + Sync + 'static,
+    {
+        let store = || MemoryStore::new(memory, 10_000, clock.clone());
         Self {
             stores: [store(), store(), store()],
             broken: [const { AtomicBool::new(false) }; 3],
+            asked: [const { AtomicU64::new(0) }; 3],
         }
     }
 
@@ -57,6 +64,9 @@ impl Store for Shards {
     }
 
     async fn take(&self, shard: ShardId, takes: &[Take]) -> Result<Taken, StoreError> {
+        if takes.iter().any(|take| take.cost > Tokens(0)) {
+            self.asked[usize::from(shard.0)].fetch_add(1, Ordering::SeqCst);
+        }
         self.store(shard)?.take(shard, takes).await
     }
 

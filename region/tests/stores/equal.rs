@@ -114,6 +114,7 @@ impl Pair {
         let (limit, base) = &self.bases[limit];
         Take {
             base: *base,
+            again: cost % 3 == 2,
             ..take(key, limit, cost)
         }
     }

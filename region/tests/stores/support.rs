@@ -81,6 +81,7 @@ pub(crate) fn take(key: Key, limit: &Limit, cost: u64) -> Take {
         key,
         cost: Tokens(cost),
         base: base(limit),
+        again: false,
     }
 }
 

@@ -1,6 +1,6 @@
 -- Checks keys of one shard, all or nothing. KEYS: marker, buckets. ARGV: generation, and for each
--- bucket its base, price and count. Answers the time, and for each bucket whether it affords and
--- its record; or 0 where the generation is another.
+-- bucket its base, price, count, and 1 if that was offered before. Answers the time, and for each
+-- bucket whether it affords and its record; or 0 where the generation is another.
 
 local values = values_of_keys()
 if not remembers(values[1]) then return { 0 } end
@@ -9,12 +9,14 @@ local us = clock()
 local keys, denials = {}, 0
 for i = 2, #KEYS do
   local base = base_of(ARGV[i])
-  local price, count = struct.unpack('>i7I6', ARGV[i], BASE_LEN + 1)
+  local price, count, again = struct.unpack('>i7I6B', ARGV[i], BASE_LEN + 1)
   local now = ticks(base, us)
   local r = current(values[i], base, generation, now)
   local affords = price == 0 or r.level + base.debt >= price
   if not affords then denials = denials + 1 end
-  keys[i] = { r = r, base = base, price = price, count = count, now = now, affords = affords }
+  local key = { r = r, base = base, price = price, now = now, affords = affords }
+  key.admitted, key.offered = count, again == 0 and count or 0
+  keys[i] = key
 end
 
 local admitted = denials == 0
@@ -28,9 +30,9 @@ for i = 2, #KEYS do
     changed = admitted or r.anchored
     if admitted then r.level = r.level - key.price end
     if r.offered and alone then
-      changed = true
-      r.offered = (r.offered + key.count) % SIX_BYTES
-      if admitted then r.admitted = (r.admitted + key.count) % SIX_BYTES end
+      changed = changed or key.offered > 0
+      r.offered = (r.offered + key.offered) % SIX_BYTES
+      if admitted then r.admitted = (r.admitted + key.admitted) % SIX_BYTES end
     end
   end
   if changed then

@@ -58,11 +58,12 @@ pub(super) fn base(base: &Base, memory: Memory) -> Vec<u8> {
     bytes
 }
 
-/// One key of a take: its base, its price and what is counted.
+/// One key of a take: its base, its price, what is counted, and whether it is offered again.
 pub(super) fn take(take: &Take, memory: Memory) -> Vec<u8> {
     let mut bytes = base(&take.base, memory);
     put_level(&mut bytes, take.price());
     bytes.extend_from_slice(&take.counted().to_be_bytes()[2..]);
+    bytes.push(u8::from(take.again));
     bytes
 }
 
