@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use region::units::Tokens;
-use scenarios::soak::soak;
+use scenarios::sim::{Fault, Load, ShardFault};
+use scenarios::soak::{soak, world};
 
 /// Runs seeds and returns in how many of them a share has moved.
 fn holds(seeds: Range<u64>) -> u64 {
@@ -44,4 +45,51 @@ fn promise_holds_in_random_worlds_100_to_149() {
 #[test]
 fn promise_holds_in_random_worlds_150_to_199() {
     assert!(holds(150..200) > 30, "shares hardly ever move");
+}
+
+#[test]
+fn worlds_have_every_load_and_every_fault() {
+    let worlds: Vec<_> = (0..200).map(world).collect();
+    let loads = worlds.iter().flat_map(|world| &world.regions);
+    let loads: Vec<&Load> = loads
+        .flat_map(|region| &region.loads)
+        .map(|(_, load)| load)
+        .collect();
+    let some = |is: fn(&Load) -> bool| loads.iter().filter(|load| is(load)).count();
+    assert!(some(|load| matches!(load, Load::Constant(_))) > 20);
+    assert!(some(|load| matches!(load, Load::Poisson(_))) > 20);
+    assert!(some(|load| matches!(load, Load::Bursts { .. })) > 20);
+    assert!(some(|load| matches!(load, Load::Adversary { .. })) > 20);
+    let uneven = worlds
+        .iter()
+        .filter(|world| world.keys > 1 && world.zipf > 0.5);
+    assert!(uneven.count() > 20);
+    let spread = worlds
+        .iter()
+        .filter(|world| world.keys > 1 && world.regions.iter().any(|region| region.shards > 1));
+    assert!(spread.count() > 20);
+    let replicas = worlds.iter().flat_map(|world| &world.regions);
+    assert!(replicas.filter(|region| region.replica.is_some()).count() > 20);
+    let faults: Vec<&Fault> = worlds
+        .iter()
+        .flat_map(|world| &world.faults)
+        .map(|(_, fault)| fault)
+        .collect();
+    let some = |is: fn(&Fault) -> bool| faults.iter().filter(|fault| is(fault)).count();
+    assert!(some(|fault| matches!(fault, Fault::Cut { .. })) > 20);
+    assert!(some(|fault| matches!(fault, Fault::Crash { .. })) > 20);
+    assert!(some(|fault| matches!(fault, Fault::Pause { .. })) > 20);
+    let shards: Vec<ShardFault> = faults
+        .iter()
+        .filter_map(|fault| match fault {
+            Fault::Shard { fault, .. } => Some(*fault),
+            _ => None,
+        })
+        .collect();
+    let some = |is: fn(&ShardFault) -> bool| shards.iter().filter(|fault| is(fault)).count();
+    assert!(some(|fault| matches!(fault, ShardFault::Forget)) > 20);
+    assert!(some(|fault| matches!(fault, ShardFault::FailOver { .. })) > 20);
+    assert!(some(|fault| matches!(fault, ShardFault::Silence { .. })) > 20);
+    assert!(some(|fault| matches!(fault, ShardFault::Step { .. })) > 20);
+    assert!(some(|fault| matches!(fault, ShardFault::Freeze { .. })) > 20);
 }

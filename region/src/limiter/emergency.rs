@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use governor::clock::{Clock, MonotonicClock, Reference};
+use governor::clock::{Clock, Reference};
 use governor::middleware::StateInformationMiddleware;
 use governor::nanos::Nanos;
 use governor::state::StateStore;
@@ -46,7 +46,7 @@ pub(super) struct Stand {
 }
 
 /// The emergency limiters of all shards that do not answer.
-pub(super) struct Emergency<C: Clock = MonotonicClock> {
+pub(super) struct Emergency<C: Clock> {
     clock: C,
     nodes_max: NonZeroU32,
     keys_max: usize,
@@ -96,6 +96,11 @@ impl<C: Clock + Clone> Emergency<C> {
             any: AtomicBool::new(false),
             outages: Mutex::new(BTreeMap::new()),
         }
+    }
+
+    /// The same with another clock, and without any outage.
+    pub(super) const fn with_clock(&self, clock: C) -> Self {
+        Self::new(clock, self.nodes_max, self.keys_max)
     }
 
     /// A shard has not answered.

@@ -1,5 +1,6 @@
 //! The decision path over a store: which policies apply, what their keys can pay, and the answer.
 
+mod elapsed;
 mod emergency;
 mod join;
 mod request;
@@ -10,9 +11,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use governor::clock::MonotonicClock;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
+use self::elapsed::Elapsed;
 use self::emergency::{Emergency, Stand};
 use self::request::{Decided, Group, Request};
 pub use self::waiting::{Pause, Timer, WAITING_MAX, WaitEnd, Waits};
@@ -82,7 +83,7 @@ pub struct Limiter<S> {
     region: RegionId,
     store: S,
     key_secret: [u8; 16],
-    emergency: Emergency,
+    emergency: Emergency<Elapsed>,
     pressure: Option<Arc<dyn Pressure>>,
     waits: Waits,
 }
@@ -138,10 +139,17 @@ impl<S: Store> Limiter<S> {
             region,
             store,
             key_secret,
-            emergency: Emergency::new(MonotonicClock, nodes_max, emergency_keys_max),
+            emergency: Emergency::new(Elapsed::default(), nodes_max, emergency_keys_max),
             pressure: None,
             waits: Waits::default(),
         }
+    }
+
+    /// Counts time by `elapsed`, which never goes back, while a store does not answer.
+    #[must_use]
+    pub fn with_clock(mut self, elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        self.emergency = self.emergency.with_clock(Elapsed::new(elapsed));
+        self
     }
 
     /// Tells `pressure` of keys that could use more than their region's share.

@@ -13,8 +13,7 @@ use gossip::membership::Membership;
 use gossip::replica::{Replica, TICK};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use region::limiter::{Limiter, Pressure, Settings};
-use region::policy::PolicySet;
+use region::limiter::{Limiter, Pressure};
 use region::units::{Key, RegionId, Timestamp, Tokens, micros};
 
 use super::store::SimStore;
@@ -92,16 +91,15 @@ impl Dues {
 impl Process {
     pub(super) fn new(
         own: Member,
-        policies: &Arc<PolicySet>,
-        store: SimStore,
+        limiter: Limiter<SimStore>,
         (now, seed): (Timestamp, u64),
     ) -> Self {
+        let policies = &Arc::clone(limiter.policies());
         let region = policies.region(own.region()).unwrap_or(RegionId(0));
         let regions = u16::try_from(policies.regions().len()).unwrap_or(u16::MAX);
         let dues = Arc::new(Dues::default());
         let (first, rng) = (Timestamp(1), StdRng::seed_from_u64(seed));
         let pressure = Arc::clone(&dues) as Arc<dyn Pressure>;
-        let limiter = Limiter::new(Arc::clone(policies), region, store, Settings::default());
         Self {
             limiter: limiter.with_pressure(pressure),
             dues,

@@ -2,21 +2,25 @@
 
 mod faults;
 mod machines;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gossip::codec::Codec;
 use gossip::frame::{Frame, Message};
 use gossip::identity::Member;
 use gossip::replica;
-use region::limiter::Subject;
-use region::policy::{Attributes, Policy, PolicySet};
-use region::store::{Store as _, Swap};
-use region::units::{Key, RegionId, Timestamp, Tokens};
+use region::limiter::{Limiter, Settings, Subject};
+use region::policy::{Attributes, PolicySet};
+use region::store::Swap;
+use region::units::{Key, RegionId, Timestamp, Tokens, micros};
 
-use super::books::{Books, Decided, Seen};
+use self::watch::Watch;
+use super::books::{Books, Decided};
 use super::dice::Dice;
 use super::node::{Node, Process, address};
 use super::run::{Broken, Gossip, Run};
@@ -27,9 +31,6 @@ use super::traffic::{Traffic, Zipf};
 
 /// True time when a run begins. Any instant would do that leaves room before it.
 const START: Timestamp = Timestamp(1_700_000_000_000_000);
-
-/// The most keys that one sample looks at; the others come in the next ones.
-const LOOKS_MAX: usize = 16;
 
 /// Something that happens at its time.
 #[derive(Debug)]
@@ -102,15 +103,15 @@ pub(super) struct World<'a> {
     ranks: BTreeMap<Key, usize>,
     zipf: Zipf,
     now: Timestamp,
+    /// What nodes limit by in their own memory: true time, from the start.
+    elapsed_us: Arc<AtomicU64>,
     end: Timestamp,
     events: BTreeMap<(Timestamp, u64), Event>,
     posted: u64,
     regions: Vec<Region>,
     nodes: Vec<Node>,
     cut: BTreeSet<(usize, usize)>,
-    /// Keys that have been asked for, and the next one to look at.
-    touched: BTreeSet<usize>,
-    next_look: usize,
+    watch: Watch,
     network: Dice,
     requests: Dice,
     seeds: Dice,
@@ -150,14 +151,14 @@ impl<'a> World<'a> {
             ranks: BTreeMap::new(),
             zipf: Zipf::new(scenario),
             now: START,
+            elapsed_us: Arc::default(),
             end: START.plus(scenario.length),
             events: BTreeMap::new(),
             posted: 0,
             regions: regions.collect(),
             nodes: nodes.collect(),
             cut: BTreeSet::new(),
-            touched: BTreeSet::new(),
-            next_look: 0,
+            watch: Watch::new(dice.fork()),
             network,
             requests,
             seeds,
@@ -201,6 +202,8 @@ impl<'a> World<'a> {
                 break;
             }
             self.now = at;
+            let elapsed = micros(self.elapsed());
+            self.elapsed_us.store(elapsed, Ordering::Relaxed);
             self.handled += 1;
             self.handle(event);
         }
@@ -312,7 +315,7 @@ impl<'a> World<'a> {
         let answer = at_once(process.limiter.check("d", &[subject]));
         let dues = process.dues.take();
         let admitted = answer.allowed;
-        self.touched.insert(rank);
+        self.watch.touch(rank);
         let decided = Decided { cost, admitted };
         self.books.decided(self.now, (region, rank), decided);
         let word = if admitted { "admits" } else { "denies" };
@@ -328,49 +331,12 @@ impl<'a> World<'a> {
             self.due(node, due);
         }
         self.rearm(node);
+        self.look(rank);
     }
 
     /// Lets a region's store see what its clock shows now.
     fn show(&self, region: usize) {
         self.regions[region].shards.show(self.now);
-    }
-
-    /// Looks at a few of the keys that have been asked for.
-    fn sample(&mut self) {
-        self.post(self.now.plus(self.scenario.sample), Event::Sample);
-        let later = self.touched.range(self.next_look..);
-        let keys: Vec<usize> = later.take(LOOKS_MAX).copied().collect();
-        self.next_look = keys.last().map_or(0, |last| last + 1);
-        for key in keys {
-            self.look(key);
-        }
-    }
-
-    /// Looks at one key in all regions.
-    fn look(&mut self, rank: usize) {
-        let key = self.keys[rank].1;
-        for region in 0..self.regions.len() {
-            self.show(region);
-        }
-        let policy = &self.policies.policies()[0];
-        let mut seen: Vec<Seen> = self
-            .regions
-            .iter()
-            .map(|region| see(policy, region, key, self.now))
-            .collect();
-        let changes = self.books.look(self.now, rank, &seen);
-        let checked = self.books.check(self.now, rank, &mut seen);
-        let elapsed = self.elapsed();
-        for change in changes {
-            let (region, permille) = (change.region, change.permille);
-            self.trace.note(
-                elapsed,
-                format_args!("r{region} has {permille} thousandths of key {rank}"),
-            );
-        }
-        if let Err(what) = checked {
-            self.breaks(what);
-        }
     }
 
     fn breaks(&mut self, what: String) {
@@ -387,8 +353,19 @@ impl<'a> World<'a> {
         let name = format!("{region}-n{node}");
         let member = Member::try_new(&name, region, address(node), self.now.0);
         let member = member.expect("such names are allowed");
-        let store = self.regions[place.region].shards.store(node);
-        let process = Process::new(member, &self.policies, store, (self.now, seed));
+        let region = &self.regions[place.region];
+        let (policies, store) = (Arc::clone(&self.policies), region.shards.store(node));
+        let nodes = self.scenario.regions[place.region].nodes;
+        let nodes = u32::try_from(nodes).ok().and_then(NonZeroU32::new);
+        let settings = Settings {
+            nodes_max: nodes.expect("this is a node of it"),
+            ..Settings::default()
+        };
+        let limiter = Limiter::new(policies, region.id, store, settings);
+        let elapsed = Arc::clone(&self.elapsed_us);
+        let elapsed = move || Duration::from_micros(elapsed.load(Ordering::Relaxed));
+        let limiter = limiter.with_clock(elapsed);
+        let process = Process::new(member, limiter, (self.now, seed));
         place.process = Some(Box::new(process));
         self.rearm(node);
     }
@@ -428,20 +405,6 @@ impl<'a> World<'a> {
                 self.post(at, Event::Frame { from, to, bytes });
             }
         }
-    }
-}
-
-/// One key as a region's store has it.
-fn see(policy: &Policy, region: &Region, key: Key, now: Timestamp) -> Seen {
-    let base = policy
-        .base(region.id, key.client)
-        .expect("its policy is a bucket");
-    let (store, reading) = region.shards.primary(key.client, now);
-    let loaded = at_once(store.load(key, &base)).expect("a memory store answers");
-    Seen {
-        pieces: base.pieces(loaded.memory),
-        bucket: loaded.bucket,
-        reading,
     }
 }
 

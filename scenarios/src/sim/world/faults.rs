@@ -62,7 +62,11 @@ impl World<'_> {
                 region,
                 shard,
                 fault,
-            } => self.shard_fault(Place { region, shard }, fault, number),
+            } => {
+                let place = Place { region, shard };
+                self.shard_fault(place, fault, number);
+                self.look_at_shard(place);
+            }
         }
     }
 
@@ -122,6 +126,7 @@ impl World<'_> {
             elapsed,
             format_args!("shard {shard} of r{region} has a new primary"),
         );
+        self.look_at_shard(place);
     }
 
     /// The clock catches up in one jump, which refills at once what it has missed.
@@ -129,15 +134,27 @@ impl World<'_> {
         let shards = &mut self.regions[place.region].shards;
         shards.thaw(place.shard, server);
         self.allow(place, self.now.since(since));
+        self.look_at_shard(place);
     }
 
     /// Allows the keys of a shard what its clock has jumped ahead.
     fn allow(&mut self, place: Place, jump: Duration) {
-        let shards = &self.regions[place.region].shards;
-        for (rank, (_, key)) in self.keys.iter().enumerate() {
-            if shards.of(key.client) == place.shard {
-                self.books.allow(rank, jump);
-            }
+        for rank in self.of_shard(place) {
+            self.books.allow(rank, jump);
         }
+    }
+
+    fn look_at_shard(&mut self, place: Place) {
+        for rank in self.of_shard(place) {
+            self.look(rank);
+        }
+    }
+
+    /// The keys of a shard.
+    fn of_shard(&self, place: Place) -> Vec<usize> {
+        let shards = &self.regions[place.region].shards;
+        let keys = self.keys.iter().enumerate();
+        let keys = keys.filter(|(_, (_, key))| shards.of(key.client) == place.shard);
+        keys.map(|(rank, _)| rank).collect()
     }
 }

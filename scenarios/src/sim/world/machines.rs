@@ -291,6 +291,10 @@ impl World<'_> {
                 Output::Load { key } => Call::Load(key),
                 Output::Swap(swap) => Call::Swap(swap),
                 Output::Say { key, row } => {
+                    if let Some(rank) = self.ranks.get(&key) {
+                        let region = self.nodes[node].region;
+                        self.watch.says((region, *rank), row.clone());
+                    }
                     self.exchange(node, exchange::Input::Say { key, row });
                     continue;
                 }
