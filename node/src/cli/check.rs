@@ -49,11 +49,14 @@ fn report(checked: &Result<Loaded, Faults>) -> Value {
                 "warnings": loaded.warnings,
             })
         }
-        Err(faults) => {
-            let problems: Vec<Value> = faults.problems.iter().map(problem).collect();
-            json!({ "ok": false, "problems": problems })
-        }
+        Err(faults) => refusal(faults),
     }
+}
+
+/// What is wrong with a configuration, as JSON.
+pub(super) fn refusal(faults: &Faults) -> Value {
+    let problems: Vec<Value> = faults.problems.iter().map(problem).collect();
+    json!({ "ok": false, "problems": problems })
 }
 
 fn policies(set: &PolicySet) -> impl Iterator<Item = (String, String)> {

@@ -3,6 +3,7 @@
 mod certs;
 mod check;
 mod demo;
+mod overrun_bound;
 mod scenario;
 mod serve;
 
@@ -50,6 +51,12 @@ enum Command {
     /// parts: load in proportion to the weights; everything in one region; everything in another;
     /// a region cut off; healed. An auditor measures by how much the limit was exceeded.
     Demo(Demo),
+    /// By how much limits can be exceeded, in numbers.
+    ///
+    /// For each policy whose limit the regions share: what can go wrong, and how many tokens that
+    /// can add over all regions together, at the worst moment and in the worst region. For one key.
+    /// With `--with`, what all that happens comes to in total.
+    OverrunBound(OverrunBound),
     /// Run whole deployments in virtual time.
     Scenario {
         #[command(subcommand)]
@@ -129,6 +136,23 @@ struct Demo {
 }
 
 #[derive(Debug, Args)]
+struct OverrunBound {
+    /// The regions and policies.
+    #[arg(long, value_name = "FILE", default_value = "policies.toml")]
+    policies: PathBuf,
+    /// What goes wrong, separated by commas: how often (`store-loss=2`; once if nothing is said) or
+    /// for how long (`outage=30s`). A fault in two regions, or of two lengths, is named twice.
+    ///
+    /// The faults: network, store-loss[=TIMES], undetected-store-loss[=TIMES], two-primaries=TIME,
+    /// outage=TIME, clock-rate=TIME, clock-step=TIME, limit-change=TIME, first-start[=TIMES].
+    #[arg(long, value_name = "FAULT,..", value_delimiter = ',')]
+    with: Vec<String>,
+    /// Print one JSON object. Where there is no bound, `tokens` and `total` are null.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 struct Soak {
     /// How many worlds to run.
     #[arg(long, value_name = "N", default_value_t = 200)]
@@ -172,6 +196,8 @@ struct Check {
 pub enum Exit {
     /// It did what it should.
     Done,
+    /// The command line is wrong, which has been said.
+    WrongUsage,
     /// The configuration is wrong, which has been said.
     BadConfiguration,
     /// It was stopped at once by a signal of this number.
@@ -220,6 +246,7 @@ impl Cli {
         match self.command {
             Command::Serve(serve) => serve.run(environment),
             Command::Demo(demo) => demo.run(),
+            Command::OverrunBound(bound) => bound.run(),
             Command::Scenario {
                 command: ScenarioCommand::Soak(soak),
             } => soak.run(),
@@ -250,6 +277,7 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         match exit {
             Exit::Done => Self::SUCCESS,
+            Exit::WrongUsage => Self::from(2),
             Exit::BadConfiguration => Self::from(64),
             Exit::Killed(signal) => Self::from(signal.saturating_add(128)),
         }

@@ -229,12 +229,7 @@ pub fn load(
     environment: &[(String, String)],
 ) -> Result<Loaded, Faults> {
     let mut problems = Vec::new();
-    let policies = text(policies, &mut problems).and_then(|(text, file)| {
-        let parsed = PolicySet::parse(&text, &file);
-        parsed
-            .map_err(|found| problems.extend_from_slice(found.all()))
-            .ok()
-    });
+    let policies = read_policies(policies, &mut problems);
     let directory = node.parent().unwrap_or_else(|| Path::new(""));
     let read = text(node, &mut problems).and_then(|(text, file)| {
         let around = node::Around {
@@ -253,6 +248,23 @@ pub fn load(
         }),
         _ => Err(Faults { problems }),
     }
+}
+
+/// Reads and checks the policies alone.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn load_policies(path: &Path) -> Result<PolicySet, Faults> {
+    let mut problems = Vec::new();
+    read_policies(path, &mut problems).ok_or(Faults { problems })
+}
+
+fn read_policies(path: &Path, problems: &mut Vec<Problem>) -> Option<PolicySet> {
+    let (text, file) = text(path, problems)?;
+    let parsed = PolicySet::parse(&text, &file);
+    parsed
+        .map_err(|found| problems.extend_from_slice(found.all()))
+        .ok()
 }
 
 /// The text of a file and its name.

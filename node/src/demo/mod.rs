@@ -13,6 +13,7 @@ mod world;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use region::bound::{Bound, Fault};
 use region::store::Loaded;
 use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -231,7 +232,9 @@ impl Watcher<'_> {
                 false_denials: tally.false_denials,
                 cut: phase.cut.is_some(),
             });
-        let overrun_bound = self.world.policies.policies()[0].overrun().0;
+        let bound = Bound::of(&self.world.policies.policies()[0]);
+        let bound = bound.and_then(|bound| bound.total(&[Fault::Network]));
+        let bound = bound.expect("the demo has one shared limit, and only links fail");
         Report {
             limit: LIMIT,
             burst: BURST,
@@ -239,7 +242,7 @@ impl Watcher<'_> {
             phases: phases.collect(),
             admitted: self.record.admitted().0,
             overrun: self.record.overrun().0,
-            overrun_bound,
+            overrun_bound: bound.0,
             utilisation: rounded(self.record.utilisation(), 4),
             reaction_ms: self.shares.reaction_ms(),
             false_denials: self

@@ -2,6 +2,7 @@
 //! clients, and every series exists from the start: a request only adds to atomic counters.
 
 use std::fmt::{self, Write};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -10,6 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use region::bound::Bound;
 use region::limiter::{Answer, Verdict};
 use region::policy::{OnStoreFailure, Policy, PolicySet};
 use region::store::StoreError;
@@ -98,6 +100,13 @@ struct FellBack {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Bounded {
+    domain: String,
+    policy: String,
+    source: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Requested {
     api: Api,
     code: &'static str,
@@ -148,6 +157,7 @@ impl Metrics {
             metrics.overrides_ignored.clone(),
         );
         constants(&mut registry, (region, name), policies);
+        bounds(&mut registry, policies);
         for other in others {
             registry.register_collector(other);
         }
@@ -357,6 +367,33 @@ fn constants(registry: &mut Registry, (region, name): (&str, &str), policies: &P
         "Whether the newest configuration is the one in force",
         config,
     );
+}
+
+/// The figures of `tidegate overrun-bound`; infinite where there is no bound.
+fn bounds(registry: &mut Registry, policies: &PolicySet) {
+    let figures = Family::<Bounded, Gauge<f64, AtomicU64>>::default();
+    for policy in policies.policies() {
+        let bound = Bound::of(policy);
+        for line in bound.iter().flat_map(Bound::lines) {
+            let figure = figures.get_or_create_owned(&Bounded {
+                domain: policy.domain().to_owned(),
+                policy: policy.name().to_owned(),
+                source: line.source.name(),
+            });
+            figure.set(line.tokens.map_or(f64::INFINITY, |tokens| whole(tokens.0)));
+        }
+    }
+    registry.register(
+        "overrun_bound_tokens",
+        "The most tokens that a fault adds over all regions: each time that it happens, or in each \
+         period of the limit that it lasts",
+        figures,
+    );
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rounding begins at 2^53 tokens")]
+const fn whole(tokens: u64) -> f64 {
+    tokens as f64
 }
 
 const fn mode(on_store_failure: OnStoreFailure) -> &'static str {

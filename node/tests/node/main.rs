@@ -5,6 +5,7 @@ mod config;
 mod drain;
 mod hygiene;
 mod in_process;
+mod overrun_bound;
 mod rls;
 mod store_failure;
 mod support;

@@ -94,7 +94,7 @@ impl<'a> Worst<'a> {
                 Source::Overrun,
                 Per::Once,
                 Amount::of(overrun),
-                "the `overrun` that the policy allows, all regions together; repaid from refill",
+                "what the policy allows its regions together; repaid from refill",
             ),
             self.line(
                 Source::BelowOneToken,
@@ -112,7 +112,7 @@ impl<'a> Worst<'a> {
                 Source::Network,
                 Per::Event,
                 Amount::ZERO,
-                "cut, slow or lossy links and nodes that crash lose tokens, but make none",
+                "cut, slow or lossy links and crashes lose tokens, but make none",
             ),
         ]
     }
@@ -122,11 +122,11 @@ impl<'a> Worst<'a> {
         let (at_loss, why_at_loss) = match lost {
             Lost::Empty => (
                 Amount::ZERO,
-                "`empty`: keys start used up, and the base share rests until every loan is over",
+                "`empty`: keys start used up, and the base rests until loans are over",
             ),
             Lost::Full => (
                 self.starts_full(),
-                "`full`: keys start full, and what was lent is used twice until the loans end",
+                "`full`: keys start full, and loans are used twice until they end",
             ),
         };
         let twice = match lost {
@@ -140,20 +140,19 @@ impl<'a> Worst<'a> {
                 Source::UndetectedStoreLoss,
                 Per::Event,
                 back.plus(self.until_loans_end(total)),
-                "deleted, evicted or rolled back keys: one full region, tokens of loans that count \
-                 again, and the whole limit until loans end",
+                "deleted or rolled back keys: a full region, old tokens again, loans used twice",
             ),
             self.line(
                 Source::TwoPrimaries,
                 Per::Event,
                 twice.plus(self.until_loans_end(total)),
-                "loans count for both, and those of the one that is given up go on until they end",
+                "both use loans, and what the one that goes had lent ends later",
             ),
             self.line(
                 Source::TwoPrimariesRate,
                 Per::Period,
                 self.each_second(self.base),
-                "both use the region's base share",
+                "both use the base share of the region",
             ),
         ]
     }
@@ -165,12 +164,11 @@ impl<'a> Worst<'a> {
             OnStoreFailure::Local => [
                 (
                     Amount::of(self.base_capacity),
-                    "`local`: emergency buckets in the nodes start full, with the capacity of the \
-                     base share",
+                    "`local`: emergency buckets start full, with the capacity of the base",
                 ),
                 (
                     self.each_second(self.base),
-                    "`local`: they refill at the base share",
+                    "`local`: they refill at the base share of the region",
                 ),
             ],
         };
@@ -187,7 +185,7 @@ impl<'a> Worst<'a> {
             Source::ClockStep,
             Per::Period,
             rate,
-            "a clock that jumps ahead refills for the time that it skips, up to one full region",
+            "a clock that jumps ahead refills for what it skips, up to a full region",
         );
         vec![
             self.line(
@@ -205,7 +203,7 @@ impl<'a> Worst<'a> {
                 Source::ClockStepLoans,
                 Per::Period,
                 self.each_second(self.governed),
-                "a clock that jumps by more than 500 ms: loans are used twice for what is beyond",
+                "loans are used twice for what a clock jumps beyond 500 ms",
             ),
         ]
     }
@@ -219,13 +217,13 @@ impl<'a> Worst<'a> {
                 Source::LimitChange,
                 Per::Event,
                 once.plus(rate.over(self.forgotten)),
-                "beyond the larger limit: one burst, and one rate until old shares have run out",
+                "beyond the larger one: a burst, and a rate until old shares run out",
             ),
             self.line(
                 Source::LimitChangeRate,
                 Per::Period,
                 rate,
-                "beyond the larger limit: one rate until all regions have the new policies",
+                "beyond the larger one: a rate until each region as a whole has changed",
             ),
             self.line(
                 Source::FirstStart,

@@ -83,8 +83,9 @@ fn each(limit: &Limit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "1 token each {about}{}", span(per_token))
 }
 
-/// A span in the largest unit that shows it whole.
-fn span(span: Duration) -> String {
+/// A span in the largest unit that shows it whole, as it can be written in a file.
+#[must_use]
+pub fn span(span: Duration) -> String {
     const UNITS: [(u64, &str); 6] = [
         (86_400_000_000, "d"),
         (3_600_000_000, "h"),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use siphasher::sip::SipHasher24;
 
 pub use self::condition::{Condition, Test};
-pub use self::describe::Described;
+pub use self::describe::{Described, span};
 use crate::bucket::{Base, Lost};
 use crate::ledger::{CLOCK_MARGIN, GRANT_TTL};
 use crate::limit::Split;
