@@ -128,14 +128,16 @@ impl Base {
     /// A key that the shard does not know: last touched when the memory began, with all debt made.
     ///
     /// Where the memory began long ago, settling it to the present fills it. It is full at once in
-    /// a store that is declared to be new, and where the policy says so.
+    /// a store that is declared to be new, and where the policy says so; but never where nothing
+    /// flows in, for there a key that was used up and forgotten could not have filled again.
     #[must_use]
     pub fn unknown(&self, memory: Memory) -> Bucket {
         let (at, level) = if self.starts_full(memory) {
             (Ticks(0), self.capacity)
         } else {
             let debt = Level(self.debt.0.saturating_neg());
-            (self.tick.ceil(memory.began), debt)
+            // What is at the epoch itself is full.
+            (self.tick.ceil(memory.began).max(Ticks(1)), debt)
         };
         Bucket {
             level,
@@ -146,7 +148,7 @@ impl Base {
     }
 
     fn starts_full(&self, memory: Memory) -> bool {
-        self.lost == Lost::Full || memory.began == Timestamp(0)
+        self.share > Share::ZERO && (self.lost == Lost::Full || memory.began == Timestamp(0))
     }
 
     /// The time in which a bucket fills from all its debt at the base share: how long a key that
@@ -333,17 +335,22 @@ mod tests {
 
     #[test]
     fn unknown_key_of_a_new_store_is_full_however_slowly_it_fills() {
-        let slow = Base {
-            share: Share(0),
+        let slow = |share| Base {
+            share: Share(share),
+            capacity: Level(1 << 52),
             ..base()
         };
         let memory = Memory {
             generation: Generation(1),
             began: Timestamp(0),
         };
-        let mut bucket = slow.unknown(memory);
-        bucket.settle(Ticks(1_700_000_000_000_000), TICK, &slow.pieces(memory));
-        assert_eq!(bucket.level, slow.capacity);
+        let level = |base: Base| {
+            let mut bucket = base.unknown(memory);
+            bucket.settle(Ticks(1_700_000_000_000_000), TICK, &base.pieces(memory));
+            bucket.level
+        };
+        assert_eq!(level(slow(1)), slow(1).capacity);
+        assert_eq!(level(slow(0)), Level(0), "nothing ever flows in");
     }
 
     #[test]

@@ -140,3 +140,16 @@ fn case_08_refund_is_clamped_and_never_denied() {
     assert_eq!(first(&world.refund("c", 100)).remaining, Tokens(10));
     assert_eq!(first(&world.check("c", 1)).remaining, Tokens(9));
 }
+
+#[test]
+fn region_of_weight_zero_has_nothing_of_its_own_however_often_it_is_forgotten() {
+    for loss in ["empty", "full"] {
+        let fields = format!("rate = 1000\nper = \"1d\"\non_store_loss = \"{loss}\"");
+        let world =
+            World::new(&("[regions]\neu = 0\nus = 50\n".to_owned() + &policy("p", &fields)));
+        for _ in 0..100 {
+            assert_eq!(world.letters(3), "ddd", "{loss}");
+            world.later(Duration::from_secs(60));
+        }
+    }
+}

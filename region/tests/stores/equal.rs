@@ -10,7 +10,7 @@ use region::limit::Limit;
 use region::store::memory::MemoryStore;
 use region::store::redis::RedisStore;
 use region::store::{Change, Loaded, ShardId, Store, Swap, Swapped, Take, Taken};
-use region::units::{Key, Level, Share, Stamp, Ticks, Timestamp};
+use region::units::{Key, Level, Share, Stamp, Ticks, Timestamp, Tokens};
 
 use crate::server::Server;
 use crate::support::{Clock, NEW, base, key, limit, now, take};
@@ -71,6 +71,9 @@ fn call() -> impl Strategy<Value = Call> {
 
 const KEYS: usize = 4;
 
+/// The rate of the limit of which the region has no share.
+const NOTHING_OF_ITS_OWN: Tokens = Tokens(300);
+
 /// Limits that fill within milliseconds, and one that does not; with debts and waits.
 fn bases() -> Vec<(Limit, Base)> {
     let limits = [
@@ -93,6 +96,9 @@ fn bases() -> Vec<(Limit, Base)> {
             base.floor = Level(base.capacity.0 / 20);
             base.wait = Duration::from_millis(3);
             base.lost = if debt == 2 { Lost::Full } else { Lost::Empty };
+            if limit.rate() == NOTHING_OF_ITS_OWN {
+                base.share = Share(0);
+            }
             (limit, base)
         })
         .collect()
