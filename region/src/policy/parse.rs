@@ -37,7 +37,7 @@ const TEST_MAX: usize = 256;
 const BORROW_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// The largest debt in level units, so that a script's numbers hold it exactly.
-const DEBT_MAX: u64 = 1 << 52;
+const DEBT_MAX: u64 = (1 << 52) - 1;
 
 /// Reads a whole set; see [`PolicySet::parse`].
 pub(super) fn parse(text: &str, file: &str) -> Result<PolicySet, Problems> {
