@@ -46,6 +46,7 @@ const PURE: &[&str] = &[
     "region/src/store/rules",
     "region/src/units",
     "scenarios/src/sim/books",
+    "scenarios/src/sim/costs",
     "scenarios/src/sim/dice",
     "scenarios/src/sim/fault",
     "scenarios/src/sim/run",

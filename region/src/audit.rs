@@ -57,6 +57,12 @@ impl Auditor {
         self.account.would_admit(&self.limit, at, cost)
     }
 
+    /// What the ideal bucket holds at an instant; below zero where too much was admitted.
+    pub fn level(&mut self, at: Timestamp) -> Level {
+        self.account.advance(&self.limit, at);
+        self.account.level
+    }
+
     /// The tokens admitted beyond the limit, rounded up; zero means that all regions together
     /// behaved as one bucket.
     #[must_use]

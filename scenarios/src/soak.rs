@@ -1,21 +1,44 @@
 //! Random worlds with random faults, each from a seed: none of them may break the promise.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod faults;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use region::bucket::Lost;
 use region::policy::OnStoreFailure;
 
-use crate::sim::{
-    Detail, Dice, Fault, LimitSpec, Link, Load, RegionSpec, Replica, Run, Scenario, ShardFault, run,
-};
-
-/// How far a clock may be put wrong in one life of a grant. Two regions may go wrong in opposite
-/// directions, and together they stay within the margin of the protocol.
-const CLOCK_STEP_MAX_US: u64 = 200_000;
+use crate::sim::{Detail, Dice, LimitSpec, Link, Load, RegionSpec, Replica, Run, Scenario, run};
 
 /// The error of clock rates that the promise allows for.
 const DRIFT_MAX_PPM: u64 = 1_000;
+
+/// What the faults of a world may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: whatever happens, no more is admitted than the limit and the policy's `overrun`.
+    Strict,
+    /// Something: what is admitted stays within the bound for these faults.
+    Costly,
+}
+
+/// What kind of world a seed has: every third is costly.
+#[must_use]
+pub const fn kind(seed: u64) -> Kind {
+    if seed % 3 == 2 {
+        Kind::Costly
+    } else {
+        Kind::Strict
+    }
+}
+
+/// What the regions of a world have in common.
+struct Setting {
+    length: Duration,
+    drifts: bool,
+    /// The most that a region is offered, in multiples of the limit.
+    greed: f64,
+}
 
 /// Runs the world of a seed.
 #[must_use]
@@ -23,27 +46,42 @@ pub fn soak(seed: u64) -> Run {
     run(&world(seed))
 }
 
-/// The world of a seed: three regions, often more, with everything that may happen to them and
-/// costs no overrun (PROTOCOL 6).
+/// The world of a seed: three regions, often more, with everything that may happen to them
+/// (PROTOCOL 6).
 #[must_use]
 pub fn world(seed: u64) -> Scenario {
     let mut dice = Dice::new(seed ^ 0x7469_6465_6761_7465);
     let limit = limit(&mut dice);
     let count = usize::try_from(dice.pick(&[2, 3, 3, 3, 3, 4, 5])).unwrap_or(3);
     let length = dice.span(Duration::from_secs(6), Duration::from_secs(14));
-    let drifts = dice.one_in(3);
-    let regions: Vec<RegionSpec> = (0..count)
-        .map(|_| region(&mut dice, &limit, length, drifts))
-        .collect();
+    let costly = kind(seed) == Kind::Costly;
+    let at = Setting {
+        length,
+        drifts: dice.one_in(3),
+        // What appears twice costs nothing where nobody asks for it.
+        greed: if costly && dice.one_in(2) { 5.0 } else { 1.6 },
+    };
+    let regions: Vec<RegionSpec> = (0..count).map(|_| region(&mut dice, &limit, &at)).collect();
     let links = links(&mut dice, count);
-    let faults = faults(&mut dice, &regions, length);
+    let faults = faults::faults(&mut dice, &regions, (kind(seed), length));
+    let (full, local) = (dice.one_in(3), dice.one_in(3));
+    let on_store_loss = if costly && full {
+        Lost::Full
+    } else {
+        Lost::Empty
+    };
+    let on_store_failure = if costly && local {
+        OnStoreFailure::Local
+    } else {
+        OnStoreFailure::Closed
+    };
     let keys = u32::try_from(dice.pick(&[1, 1, 1, 3, 20])).unwrap_or(1);
     Scenario {
         seed: dice.number(),
         regions,
         limit,
-        on_store_loss: Lost::Empty,
-        on_store_failure: OnStoreFailure::Closed,
+        on_store_loss,
+        on_store_failure,
         keys,
         zipf: dice.unit() * 1.5,
         cost_max: dice.pick(&[1, 1, 1, 2, 5]).min(limit.burst),
@@ -77,10 +115,11 @@ fn limit(dice: &mut Dice) -> LimitSpec {
     }
 }
 
-fn region(dice: &mut Dice, limit: &LimitSpec, length: Duration, drifts: bool) -> RegionSpec {
-    let mut loads = vec![(Duration::ZERO, load(dice, limit))];
+fn region(dice: &mut Dice, limit: &LimitSpec, at: &Setting) -> RegionSpec {
+    let mut loads = vec![(Duration::ZERO, load(dice, limit, at.greed))];
     for _ in 0..dice.below(4) {
-        loads.push((dice.span(Duration::ZERO, length), load(dice, limit)));
+        let from = dice.span(Duration::ZERO, at.length);
+        loads.push((from, load(dice, limit, at.greed)));
     }
     loads.sort_by_key(|(from, _)| *from);
     let drift = i64::try_from(dice.below(2 * DRIFT_MAX_PPM)).unwrap_or(0) - 1_000;
@@ -90,7 +129,7 @@ fn region(dice: &mut Dice, limit: &LimitSpec, length: Duration, drifts: bool) ->
         shards: usize::try_from(dice.pick(&[1, 1, 2, 3])).unwrap_or(1),
         replica: replica(dice),
         ahead: dice.span(Duration::ZERO, Duration::from_secs(100)),
-        drift_ppm: if drifts { drift } else { 0 },
+        drift_ppm: if at.drifts { drift } else { 0 },
         loads,
     }
 }
@@ -105,9 +144,9 @@ fn replica(dice: &mut Dice) -> Option<Replica> {
     dice.one_in(2).then_some(replica)
 }
 
-fn load(dice: &mut Dice, limit: &LimitSpec) -> Load {
+fn load(dice: &mut Dice, limit: &LimitSpec, greed: f64) -> Load {
     let per_second = limit.rate as f64 / limit.per.as_secs_f64();
-    let rate = per_second * dice.unit() * 1.6;
+    let rate = per_second * dice.unit() * greed;
     match dice.below(8) {
         0 | 1 => Load::Silent,
         2 => Load::Constant(rate),
@@ -139,79 +178,4 @@ fn links(dice: &mut Dice, count: usize) -> BTreeMap<(usize, usize), Link> {
         }
     }
     links
-}
-
-/// What goes wrong: nothing, a little, or a lot of it.
-fn faults(dice: &mut Dice, regions: &[RegionSpec], length: Duration) -> Vec<(Duration, Fault)> {
-    let mut faults = Vec::new();
-    // A second fault of one clock could add up with the first beyond the margin.
-    let mut clocks: BTreeSet<(usize, usize)> = BTreeSet::new();
-    for _ in 0..dice.pick(&[0, 2, 5, 12]) {
-        let at = dice.span(Duration::from_millis(200), length);
-        let span = dice.span(Duration::from_millis(20), Duration::from_secs(5));
-        let region = index(dice, regions.len());
-        let other = index(dice, regions.len());
-        let node = index(dice, regions.iter().map(|region| region.nodes).sum());
-        match dice.below(12) {
-            0..=2 => {
-                for (from, to) in cuts(dice, region, other, regions.len()) {
-                    faults.push((at, Fault::Cut { from, to }));
-                    faults.push((at + span, Fault::Heal { from, to }));
-                }
-            }
-            3 | 4 => {
-                faults.push((at, Fault::Crash { node }));
-                faults.push((at + span, Fault::Start { node }));
-            }
-            5 => faults.push((at, Fault::Pause { node, span })),
-            _ => {
-                let shard = index(dice, regions[region].shards);
-                let fault = match dice.below(6) {
-                    0 => ShardFault::Forget,
-                    1 => ShardFault::FailOver { after: span / 4 },
-                    2 => ShardFault::Silence { span: span / 4 },
-                    _ if !clocks.insert((region, shard)) => continue,
-                    kind => clock(dice, kind == 3),
-                };
-                let fault = Fault::Shard {
-                    region,
-                    shard,
-                    fault,
-                };
-                faults.push((at, fault));
-            }
-        }
-    }
-    faults.sort_by_key(|(at, _)| *at);
-    faults
-}
-
-/// A clock that goes wrong within the margin.
-fn clock(dice: &mut Dice, freezes: bool) -> ShardFault {
-    let by = dice.between(1, CLOCK_STEP_MAX_US);
-    if freezes {
-        let span = Duration::from_micros(by);
-        return ShardFault::Freeze { span };
-    }
-    let by = i64::try_from(by).unwrap_or(1);
-    let by_us = if dice.one_in(2) { by } else { -by };
-    ShardFault::Step { by_us }
-}
-
-/// One way, both ways, or everything to and from a region.
-fn cuts(dice: &mut Dice, region: usize, other: usize, count: usize) -> Vec<(usize, usize)> {
-    let all: Vec<(usize, usize)> = (0..count)
-        .filter(|third| *third != region)
-        .flat_map(|third| [(region, third), (third, region)])
-        .collect();
-    match dice.below(3) {
-        0 => vec![(region, other)],
-        1 => vec![(region, other), (other, region)],
-        _ => all,
-    }
-}
-
-fn index(dice: &mut Dice, count: usize) -> usize {
-    let count = u64::try_from(count).unwrap_or(1);
-    usize::try_from(dice.below(count)).unwrap_or(0)
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use region::bucket::Lost;
+use region::policy::OnStoreFailure;
 use region::units::Tokens;
 use scenarios::sim::{
     self, Detail, Fault, LimitSpec, Link, Load, RegionSpec, Replica, Scenario, ShardFault,
@@ -104,4 +106,62 @@ fn faults_of_shards_repeat_byte_for_byte() {
     let (one, other) = (sim::run(&scenario), sim::run(&scenario));
     assert!(one.trace.len() > 5_000, "{}", one.trace.len());
     assert_eq!(one, other);
+}
+
+/// Three regions that ask for more than all of the limit of one key from the fifth second on, and a
+/// fault of the first one's store in the sixth.
+fn costly(fault: ShardFault) -> Scenario {
+    let limit = LimitSpec {
+        rate: 100,
+        per: seconds(1),
+        burst: 100,
+        overrun: 0,
+    };
+    let mut regions = vec![RegionSpec::steady(1, Load::Silent); 3];
+    for region in &mut regions {
+        region.loads.push((seconds(5), Load::Constant(150.0)));
+        region.replica = Some(Replica {
+            lag: Duration::from_millis(100),
+            ahead: seconds(7),
+        });
+        region.nodes = 2;
+    }
+    let mut scenario = Scenario::calm(limit, regions, Link::of_round_trip(80));
+    scenario.length = seconds(14);
+    scenario.faults = vec![at(6, fault)];
+    scenario
+}
+
+#[test]
+fn faults_that_cost_something_stay_within_their_bound() {
+    let span = seconds(3);
+    let lost = Duration::from_millis(1_200);
+    let full = |fault| Scenario {
+        on_store_loss: Lost::Full,
+        ..costly(fault)
+    };
+    let local = |fault| Scenario {
+        on_store_failure: OnStoreFailure::Local,
+        ..costly(fault)
+    };
+    let by_us = 900_000;
+    let worlds = [
+        costly(ShardFault::Restore { lost }),
+        costly(ShardFault::Split { stay: 1, span }),
+        costly(ShardFault::Step { by_us }),
+        full(ShardFault::Forget),
+        full(ShardFault::FailOver { after: lost / 10 }),
+        local(ShardFault::Silence { span }),
+    ];
+    for world in worlds {
+        let (fault, run) = (world.faults[0].1, sim::run(&world));
+        println!(
+            "{fault}: {:?} {:?} of {:?}",
+            run.overrun, run.surplus, run.overrun_max
+        );
+        assert_eq!(run.broken, None, "{fault}: {:#?}", run.trace);
+        assert!(run.overrun > Tokens(0), "{fault} costs nothing");
+        assert!(run.overrun <= run.overrun_max, "{fault}");
+        assert_eq!(run.worst, Some(0));
+    }
 }

@@ -1,5 +1,6 @@
 //! `tidegate scenario soak` and `tidegate scenario measure`
 
+use region::units::Tokens;
 use scenarios::measure::{Figure, Target, measure};
 use scenarios::sim::Run;
 use scenarios::soak::soak;
@@ -19,6 +20,8 @@ struct Soaked {
     done: u64,
     events: u64,
     lent: u64,
+    /// Worlds in which the limit was exceeded, by what the policy or the faults allow.
+    cost: u64,
     failed: Option<(u64, Run)>,
 }
 
@@ -31,6 +34,7 @@ impl Soak {
             soaked.done += 1;
             soaked.events += run.events;
             soaked.lent += u64::from(run.shares.len() > run.regions.len());
+            soaked.cost += u64::from(run.overrun > Tokens(0));
             if run.broken.is_some() {
                 soaked.failed = Some((seed, run));
                 break;
@@ -51,12 +55,12 @@ impl Soak {
 
     fn text(&self, soaked: &Soaked) -> String {
         let (from, done) = (self.from, soaked.done);
-        let (events, lent) = (soaked.events, soaked.lent);
+        let (events, lent, cost) = (soaked.events, soaked.lent, soaked.cost);
         match &soaked.failed {
             Some((seed, run)) => format!("{}\nreplay: {}", run.trace.join("\n"), replay(*seed)),
             None => format!(
-                "the promise held in {done} worlds from seed {from} on: {events} events, shares \
-                 moved in {lent} of them"
+                "the promise held in {done} worlds from seed {from} on: {events} events; shares \
+                 moved in {lent} of them; in {cost} the limit was exceeded, within the bound"
             ),
         }
     }
@@ -78,6 +82,7 @@ impl Soak {
             "seeds": soaked.done,
             "events": soaked.events,
             "shares_moved": soaked.lent,
+            "worlds_with_overrun": soaked.cost,
             "failed": failed,
         })
     }

@@ -6,8 +6,10 @@ use std::time::Duration;
 use region::audit::Audit;
 use region::bucket::Bucket;
 use region::limit::Split;
-use region::units::{Level, Share, Timestamp, Tokens, micros};
+use region::policy::Policy;
+use region::units::{Level, Share, Ticks, Timestamp, Tokens, micros};
 
+use super::costs::Costs;
 use super::run::{ShareChange, Tally};
 use super::scenario::Scenario;
 
@@ -29,20 +31,23 @@ pub(super) struct Books {
     warm_up: Timestamp,
     /// The fastest of all clocks sets the pace: the promise allows for the error of clock rates.
     fastest_ppm: u64,
+    drifts: bool,
     audit: Audit<usize>,
     /// One bucket for all regions, which is asked instead of them.
     ideal: Audit<usize>,
     /// The share of each region in each key, as last seen.
     permilles: Vec<Vec<u64>>,
-    /// The tokens that the faults so far allow beyond the limit of each key.
-    allowed: Vec<Tokens>,
+    pub(super) costs: Costs,
+    /// The most that buckets held beyond what one would have held.
+    pub(super) surplus: Tokens,
     pub(super) tallies: Vec<Tally>,
     pub(super) keys: Vec<Tally>,
     pub(super) shares: Vec<ShareChange>,
 }
 
 impl Books {
-    pub(super) fn new(scenario: &Scenario, split: &Split, start: Timestamp) -> Self {
+    pub(super) fn new(scenario: &Scenario, policy: &Policy, start: Timestamp) -> Self {
+        let split = policy.split().expect("its only policy is a bucket");
         let regions = scenario.regions.len();
         let fastest = scenario.regions.iter().map(|region| region.drift_ppm).max();
         let keys = usize::try_from(scenario.keys.max(1)).unwrap_or(usize::MAX);
@@ -52,10 +57,12 @@ impl Books {
             start,
             warm_up: start.plus(scenario.warm_up),
             fastest_ppm: u64::try_from(fastest.unwrap_or(0)).unwrap_or(0),
+            drifts: scenario.regions.iter().any(|region| region.drift_ppm != 0),
             ideal: audit.clone(),
             audit,
             permilles: vec![vec![0; regions]; keys],
-            allowed: vec![Tokens(scenario.limit.overrun); keys],
+            costs: Costs::new(policy, keys),
+            surplus: Tokens(0),
             tallies: vec![Tally::default(); regions],
             keys: vec![Tally::default(); keys],
             shares: Vec::new(),
@@ -64,8 +71,8 @@ impl Books {
 
     /// The tokens that may be admitted beyond the limit of the worst key, else of any.
     pub(super) fn allowed(&self) -> Tokens {
-        let most = || self.allowed.iter().copied().max().unwrap_or_default();
-        self.worst().map_or_else(most, |key| self.allowed[key])
+        let worst = self.worst().map(|key| self.costs.allowed(key));
+        worst.unwrap_or_else(|| self.costs.most())
     }
 
     /// The most that was admitted beyond the limit of a key.
@@ -80,21 +87,11 @@ impl Books {
 
     /// What is wrong if more was admitted to a key than the limit and the faults so far allow.
     pub(super) fn excess(&self, key: usize) -> Option<String> {
-        let (over, allowed) = (self.audit.of(&key).overrun(), self.allowed[key]);
+        let (over, allowed) = (self.audit.of(&key).overrun(), self.costs.allowed(key));
         let (over, allowed) = (over > allowed).then_some((over.0, allowed.0))?;
         Some(format!(
             "key {key}: {over} tokens admitted beyond the limit, where {allowed} may be"
         ))
-    }
-
-    /// The clock of a key's shard has jumped ahead: what refills in that time comes twice.
-    pub(super) fn allow(&mut self, key: usize, jump: Duration) {
-        let limit = self.split.limit();
-        let level = limit.total().over(limit.tick().ticks(jump));
-        let token = limit.token().0.unsigned_abs();
-        let tokens = level.0.unsigned_abs().div_ceil(token);
-        let allowed = &mut self.allowed[key];
-        *allowed = Tokens(allowed.0 + tokens + 1);
     }
 
     /// A region has decided on a request.
@@ -139,24 +136,16 @@ impl Books {
 
     /// The invariants of one key: what all regions together can use, hold and take out.
     pub(super) fn check(
-        &self,
+        &mut self,
         now: Timestamp,
         key: usize,
         seen: &mut [Seen],
     ) -> Result<(), String> {
-        let limit = self.split.limit();
-        let held: u64 = seen
-            .iter()
-            .map(|seen| limit.tokens(seen.bucket.level).0)
-            .sum();
-        let mut drained = self.audit.of(&key);
-        drained.admit(self.paced(now), Tokens(held));
-        if drained.overrun() > self.allowed[key] {
-            return Err(format!(
-                "key {key}: {held} tokens lie in all buckets, {} more than one bucket would hold",
-                drained.overrun().0
-            ));
+        self.check_tokens(now, key, seen)?;
+        if self.costs.unsettled(key, now) {
+            return Ok(());
         }
+        let limit = self.split.limit();
         for ahead in AHEAD_MS {
             let (mut shares, mut capacities) = (Share::ZERO, Level::ZERO);
             for (region, seen) in seen.iter_mut().enumerate() {
@@ -181,6 +170,33 @@ impl Books {
                     "key {key}: capacities exceed the burst in {ahead} ms"
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// All buckets together hold no more than one for all regions would, and what faults may cost.
+    fn check_tokens(&mut self, now: Timestamp, key: usize, seen: &[Seen]) -> Result<(), String> {
+        let limit = self.split.limit();
+        let levels = seen.iter().map(|seen| seen.bucket.level);
+        let held = levels.fold(Level::ZERO, Level::plus);
+        // Clocks that differ in rate tick at different instants: each may be a tick ahead.
+        let ticks = if self.drifts { seen.len() + 1 } else { 0 };
+        let ahead = limit
+            .total()
+            .over(Ticks(u64::try_from(ticks).unwrap_or(u64::MAX)));
+        let ideal = self.audit.of(&key).level(self.paced(now));
+        let surplus = held.minus(ahead).minus(ideal).positive();
+        let token = limit.token().0.unsigned_abs();
+        let surplus = Tokens(surplus.0.unsigned_abs().div_ceil(token));
+        self.surplus = self.surplus.max(surplus);
+        let faults = self.costs.of_faults(key);
+        if surplus > faults {
+            let (held, more) = (limit.tokens(held).0, surplus.0);
+            return Err(format!(
+                "key {key}: {held} tokens lie in all buckets, {more} more than in one bucket, \
+                 where {} may be",
+                faults.0
+            ));
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! so the same scenario runs the same way, byte for byte.
 
 mod books;
+mod costs;
 mod dice;
 mod fault;
 mod node;

@@ -20,6 +20,9 @@ pub struct Run {
     pub worst: Option<usize>,
     /// The most that the faults of the run allow for that key, else for any (PROTOCOL 6).
     pub overrun_max: Tokens,
+    /// The most that the buckets of a key held, at any instant, beyond what one bucket for all
+    /// regions would have held: what could have been admitted beyond the limit, but for debts.
+    pub surplus: Tokens,
     /// Every change of a share, in the order of time.
     pub shares: Vec<ShareChange>,
     /// What regions said to each other about keys.

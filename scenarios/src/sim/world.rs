@@ -62,11 +62,7 @@ enum Event {
     /// Something that was wrong with a shard may be over.
     Recover { shard: Place },
     /// A frozen clock shows the right time again.
-    Thaw {
-        shard: Place,
-        server: usize,
-        since: Timestamp,
-    },
+    Thaw { shard: Place, server: usize },
     /// Shares and invariants are looked at.
     Sample,
 }
@@ -127,9 +123,7 @@ impl<'a> World<'a> {
         let policies = PolicySet::parse(&scenario.policies(), "policies.toml");
         let policies = Arc::new(policies.expect("a scenario has policies that can be used"));
         let names: Vec<&str> = policies.regions().iter().map(|r| r.name.as_str()).collect();
-        let split = policies.policies()[0]
-            .split()
-            .expect("its only policy is a bucket");
+        let policy = &policies.policies()[0];
         let mut dice = Dice::new(scenario.seed);
         let (network, requests, seeds) = (dice.fork(), dice.fork(), dice.fork());
         let regions = scenario.regions.iter().enumerate();
@@ -162,7 +156,7 @@ impl<'a> World<'a> {
             network,
             requests,
             seeds,
-            books: Books::new(scenario, split, START),
+            books: Books::new(scenario, policy, START),
             rows: (0, 0),
             trace: Trace::new(scenario.detail),
             broken: None,
@@ -224,6 +218,7 @@ impl<'a> World<'a> {
             overrun: self.books.overrun(),
             overrun_max: self.books.allowed(),
             worst: self.books.worst(),
+            surplus: self.books.surplus,
             keys: self.books.keys,
             shards: shards.collect(),
             regions: self.books.tallies,
@@ -270,11 +265,7 @@ impl<'a> World<'a> {
                 let Place { region, shard } = shard;
                 self.regions[region].shards.recover(shard, self.now);
             }
-            Event::Thaw {
-                shard,
-                server,
-                since,
-            } => self.thaw(shard, server, since),
+            Event::Thaw { shard, server } => self.thaw(shard, server),
             Event::Sample => self.sample(),
         }
     }
@@ -367,6 +358,7 @@ impl<'a> World<'a> {
         let limiter = limiter.with_clock(elapsed);
         let process = Process::new(member, limiter, (self.now, seed));
         place.process = Some(Box::new(process));
+        self.costs_of_start(node);
         self.rearm(node);
     }
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use region::units::Timestamp;
+use region::bound;
 
 use super::{Event, Place, START, World};
 use crate::sim::fault::{Fault, ShardFault};
+use crate::sim::store::Reach;
 
 impl World<'_> {
     /// Posts every fault, and what must be kept for it beforehand.
@@ -72,6 +73,7 @@ impl World<'_> {
 
     fn shard_fault(&mut self, place: Place, fault: ShardFault, number: usize) {
         let now = self.now;
+        self.costs_of(place, fault);
         let (shard, shards) = (place.shard, &mut self.regions[place.region].shards);
         match fault {
             ShardFault::Forget => shards.forget(shard, now),
@@ -93,21 +95,10 @@ impl World<'_> {
                 self.post(now.plus(span), Event::Recover { shard: place });
             }
             ShardFault::Restore { .. } => shards.restore(shard, number, now),
-            ShardFault::Step { by_us } => {
-                shards.step(shard, now, by_us);
-                let forward = u64::try_from(by_us).unwrap_or(0);
-                if forward > 0 {
-                    self.allow(place, Duration::from_micros(forward));
-                }
-            }
+            ShardFault::Step { by_us } => shards.step(shard, now, by_us),
             ShardFault::Freeze { span } => {
-                let server = shards.freeze(shard, now);
-                let thaw = Event::Thaw {
-                    shard: place,
-                    server,
-                    since: now,
-                };
-                self.post(now.plus(span), thaw);
+                let (server, shard) = (shards.freeze(shard, now), place);
+                self.post(now.plus(span), Event::Thaw { shard, server });
             }
         }
     }
@@ -129,18 +120,52 @@ impl World<'_> {
         self.look_at_shard(place);
     }
 
-    /// The clock catches up in one jump, which refills at once what it has missed.
-    pub(super) fn thaw(&mut self, place: Place, server: usize, since: Timestamp) {
+    pub(super) fn thaw(&mut self, place: Place, server: usize) {
         let shards = &mut self.regions[place.region].shards;
         shards.thaw(place.shard, server);
-        self.allow(place, self.now.since(since));
         self.look_at_shard(place);
     }
 
-    /// Allows the keys of a shard what its clock has jumped ahead.
-    fn allow(&mut self, place: Place, jump: Duration) {
-        for rank in self.of_shard(place) {
-            self.books.allow(rank, jump);
+    /// Counts what a fault may cost the keys of its shard (PROTOCOL 6).
+    fn costs_of(&mut self, place: Place, fault: ShardFault) {
+        use bound::Fault::{ClockStep, Outage, StoreLoss, TwoPrimaries, UndetectedStoreLoss};
+        let (now, keys) = (self.now, self.of_shard(place));
+        let costs = &mut self.books.costs;
+        for key in keys {
+            let mut add = |fault, lasts| costs.happens(key, fault, (now, lasts));
+            match fault {
+                ShardFault::Forget => add(StoreLoss(1), Duration::ZERO),
+                ShardFault::Silence { span } => add(Outage(span), span),
+                ShardFault::FailOver { after } => {
+                    add(Outage(after), after);
+                    add(StoreLoss(1), after);
+                }
+                ShardFault::Split { span, .. } => add(TwoPrimaries(span), span),
+                ShardFault::Restore { .. } => add(UndetectedStoreLoss(1), Duration::ZERO),
+                // The clock catches up in one jump, and loans are kept for as long as it stands.
+                ShardFault::Freeze { span } => add(ClockStep(span), span),
+                ShardFault::Step { by_us } => {
+                    let by = Duration::from_micros(by_us.unsigned_abs());
+                    if by_us < 0 {
+                        costs.steps_back(key, by, now);
+                    } else {
+                        add(ClockStep(by), by);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A node that starts while a shard is away has an emergency bucket of its own.
+    pub(super) fn costs_of_start(&mut self, node: usize) {
+        let region = self.nodes[node].region;
+        let store = self.regions[region].shards.store(node);
+        let keys = self.keys.iter().enumerate();
+        let away = keys.filter(|(_, (_, key))| store.reach(key.client) != Reach::Answers);
+        for rank in away.map(|(rank, _)| rank).collect::<Vec<_>>() {
+            let outage = bound::Fault::Outage(Duration::ZERO);
+            let at = (self.now, Duration::ZERO);
+            self.books.costs.happens(rank, outage, at);
         }
     }
 

@@ -115,6 +115,9 @@ impl World<'_> {
     /// Tokens on their way count as well: whatever has been said of a key may arrive at this very
     /// instant, and then all of it could be admitted.
     fn look_ahead(&mut self, rank: usize) {
+        if self.books.costs.unsettled(rank, self.now) {
+            return;
+        }
         let mut held = self.held(rank);
         for region in 0..held.len() {
             for row in self.watch.arrivals(rank, region) {
