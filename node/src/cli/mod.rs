@@ -81,8 +81,8 @@ enum ScenarioCommand {
     /// Links lose, repeat and reorder what is said, or are cut; nodes crash and stand still; shards
     /// forget, fall silent or fail over; clocks drift. In every third world things happen that can
     /// cost something as well, and what is admitted stays within `overrun-bound`: a shard with two
-    /// primaries, one that goes back in time unnoticed, clocks that jump. A seed that fails ends the
-    /// command with exit code 1: it prints what happened last and the command that replays it.
+    /// primaries, one that goes back in time unnoticed, clocks that jump. A seed that fails ends
+    /// the command with exit code 1: it prints what happened last and the command that replays it.
     Soak(Soak),
     /// Measure utilisation, reaction, false denials, recovery, fairness and gossip.
     Measure(Measure),
