@@ -45,11 +45,23 @@ pub enum Target {
 
 type Measurement = Box<dyn Fn() -> Vec<Figure>>;
 
-/// Measures everything; `progress` is told how many of all measurements are done.
-pub fn measure(mut progress: impl FnMut(usize, usize)) -> Vec<Figure> {
-    let all = measurements();
+/// What is measured, in the order in which it is.
+pub const MEASURES: [&str; 6] = [
+    "utilisation",
+    "gossip",
+    "reaction",
+    "false-denials",
+    "recovery",
+    "fairness",
+];
+
+/// Measures everything, or what is named of [`MEASURES`]; `progress` is told how many of all
+/// measurements are done.
+pub fn measure(only: &[String], mut progress: impl FnMut(usize, usize)) -> Vec<Figure> {
+    let mut all = measurements();
+    all.retain(|(name, _)| only.is_empty() || only.iter().any(|only| only == name));
     let mut figures = Vec::new();
-    for (done, measurement) in all.iter().enumerate() {
+    for (done, (_, measurement)) in all.iter().enumerate() {
         progress(done, all.len());
         figures.extend(measurement());
     }
@@ -70,28 +82,29 @@ impl Figure {
     }
 }
 
-fn measurements() -> Vec<Measurement> {
-    let mut all: Vec<Measurement> = Vec::new();
+fn measurements() -> Vec<(&'static str, Measurement)> {
+    let mut all: Vec<(&str, Measurement)> = Vec::new();
+    let [utilises, gossips, reacts, denies, recovers, fair] = MEASURES;
     for regions in [3, 5, 10] {
         for skew in [0.0, 0.25, 0.5, 0.75, 1.0] {
             for load in [0.8, 1.0, 1.2] {
-                all.push(Box::new(move || utilisation(regions, skew, load)));
+                all.push((utilises, Box::new(move || utilisation(regions, skew, load))));
             }
         }
-        all.push(Box::new(move || gossip(regions)));
+        all.push((gossips, Box::new(move || gossip(regions))));
     }
     for round_trip in [30, 80, 150, 220] {
         for burst in [100, 1_000] {
-            all.push(Box::new(move || vec![reaction(round_trip, burst)]));
+            all.push((reacts, Box::new(move || vec![reaction(round_trip, burst)])));
         }
     }
     for skew in [0.0, 0.5, 1.0] {
         for burst in [100, 1_000] {
-            all.push(Box::new(move || vec![false_denials(skew, burst)]));
+            all.push((denies, Box::new(move || vec![false_denials(skew, burst)])));
         }
     }
-    all.push(Box::new(|| vec![recovery()]));
-    all.push(Box::new(fairness));
+    all.push((recovers, Box::new(|| vec![recovery()])));
+    all.push((fair, Box::new(fairness)));
     all
 }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use region::store::redis::ConnectError;
+use scenarios::measure::MEASURES;
 
 pub use self::scenario::BrokenSeed;
 use crate::certs::CertsError;
@@ -169,6 +170,9 @@ struct Soak {
 
 #[derive(Debug, Args)]
 struct Measure {
+    /// What to measure, separated by commas; everything if nothing is said.
+    #[arg(long, value_name = "MEASURES", value_delimiter = ',', value_parser = MEASURES)]
+    only: Vec<String>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,

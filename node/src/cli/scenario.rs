@@ -95,7 +95,7 @@ fn replay(seed: u64) -> String {
 impl Measure {
     pub(super) fn run(&self) -> Result<Exit, Failure> {
         let mut closed = Ok(());
-        let figures = measure(|done, all| {
+        let figures = measure(&self.only, |done, all| {
             let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
             let told = output::progress("measure", count(done), count(all));
             closed = std::mem::replace(&mut closed, Ok(())).and(told);

@@ -7,5 +7,6 @@ mod hygiene;
 mod in_process;
 mod overrun_bound;
 mod rls;
+mod scenario;
 mod store_failure;
 mod support;
