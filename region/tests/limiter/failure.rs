@@ -1,5 +1,9 @@
 //! What policies do while a shard does not answer.
 
+use std::time::Instant;
+
+use region::bound::{Bound, Fault};
+
 use super::*;
 
 fn world(mode: &str) -> World {
@@ -58,6 +62,24 @@ fn local_fallback_divides_the_regions_base_by_the_nodes() {
     let world = World::with(&small, Memory::default(), 10);
     world.break_shard("c", true);
     assert_eq!(world.letters(3), "ddd", "less than one token");
+}
+
+#[test]
+fn local_fallback_admits_what_the_bound_says() {
+    let text = "[regions]\nus = 30\neu = 50\nap = 20\n".to_owned();
+    let text = text + &policy("p", "rate = 1000\nper = \"1s\"");
+    let set = PolicySet::parse(&text, "policies.toml").expect("good policies");
+    let bound = Bound::of(&set.policies()[0]).expect("a limit that is shared");
+    let world = World::with(&text, Memory::default(), 1);
+    let began = Instant::now();
+    world.break_shard("c", true);
+    let passed = (0..2_000).filter(|_| world.check("c", 1).allowed).count();
+    let most = bound.total(&[Fault::Outage(began.elapsed())]);
+    let passed = u64::try_from(passed).expect("a few");
+    assert!(
+        passed >= 475 && Some(Tokens(passed)) <= most,
+        "{passed} of {most:?}"
+    );
 }
 
 #[test]
