@@ -66,6 +66,12 @@ pub enum Input {
         /// The key.
         key: Key,
     },
+    /// A swap has been done that lends something new (see [`Replica::lends_anew`]), but no replica
+    /// of the shard has it.
+    Unreplicated {
+        /// The key.
+        key: Key,
+    },
     /// A swap has met another one.
     Conflict {
         /// The key.
@@ -153,6 +159,14 @@ impl Replica {
         self.refused
     }
 
+    /// Whether the swap that is on its way for a key lends something that has not been said yet.
+    /// Such a row must not leave before a replica of the shard has the swap, where there is one: a
+    /// shard that has forgotten what it lends uses it itself (PROTOCOL 3 rule 7).
+    #[must_use]
+    pub fn lends_anew(&self, key: Key) -> bool {
+        self.works.get(&key).is_some_and(Work::lends_anew)
+    }
+
     /// Takes one input at `now`, an instant on the node's own clock.
     pub fn step(&mut self, now: Timestamp, input: Input, out: &mut Vec<Output>) {
         match input {
@@ -171,7 +185,8 @@ impl Replica {
                 self.decide(now, key, (&loaded, rows), out);
             }
             Input::Conflict { key, current } => self.retry(now, key, &current, out),
-            Input::Swapped { key } => self.swapped(now, key, out),
+            Input::Swapped { key } => self.swapped(now, key, true, out),
+            Input::Unreplicated { key } => self.swapped(now, key, false, out),
             Input::StoreFailed { key } => {
                 if let Some(work) = self.works.get_mut(&key) {
                     work.put_back();
@@ -355,19 +370,25 @@ impl Replica {
         }
     }
 
-    fn swapped(&mut self, now: Timestamp, key: Key, out: &mut Vec<Output>) {
+    fn swapped(&mut self, now: Timestamp, key: Key, replicated: bool, out: &mut Vec<Output>) {
         let Some(work) = self.works.get_mut(&key) else {
             return;
         };
-        let Phase::Swapping { row, due, .. } = work.phase.take() else {
+        let Phase::Swapping { mut row, due, .. } = work.phase.take() else {
             return;
         };
         work.holds_loans = work::has_loans(&row);
+        if !replicated {
+            work.hold_back(&mut row);
+        }
         if due {
             work.say(now, row.clone());
             out.push(Output::Say { key, row });
         }
         self.settle(now, key, due);
+        if !replicated && self.works.contains_key(&key) {
+            self.rest(key, now.plus(PAUSE));
+        }
     }
 
     /// Ends a look at a key: it is looked at again soon, later, or not at all.

@@ -86,7 +86,11 @@ pub struct Service<S> {
 #[derive(Debug)]
 enum Call {
     Load(Key),
-    Swap(Box<Swap>),
+    Swap {
+        swap: Box<Swap>,
+        /// Whether it lends something new, which a replica must have before it is said.
+        lends: bool,
+    },
 }
 
 impl<S: Store + 'static> Service<S> {
@@ -345,7 +349,10 @@ impl<S: Store + 'static> Service<S> {
         for output in out {
             match output {
                 Output::Load { key } => self.call(Call::Load(key)),
-                Output::Swap(swap) => self.call(Call::Swap(swap)),
+                Output::Swap(swap) => {
+                    let lends = self.replica.lends_anew(swap.key);
+                    self.call(Call::Swap { swap, lends });
+                }
                 Output::Say { key, row } => self.exchange(exchange::Input::Say { key, row }),
                 Output::Ignored { from, reason } => self.ignored(from, reason),
             }
@@ -375,7 +382,7 @@ impl<S: Store + 'static> Service<S> {
         let (limiter, own) = (Arc::clone(&self.limiter), self.own);
         let key = match &call {
             Call::Load(key) => *key,
-            Call::Swap(swap) => swap.key,
+            Call::Swap { swap, .. } => swap.key,
         };
         let begun = self.calls.spawn(async move {
             match timeout(CALL_TIMEOUT, ask(&limiter, own, call)).await {
@@ -399,8 +406,10 @@ impl<S: Store + 'static> Service<S> {
             }
         };
         if let Some(input) = input {
-            if matches!(input, replica::Input::StoreFailed { .. }) {
-                self.status.counters.store_failures.add(1);
+            match input {
+                replica::Input::StoreFailed { .. } => self.status.counters.store_failures.add(1),
+                replica::Input::Unreplicated { .. } => self.status.counters.held_back.add(1),
+                _ => {}
             }
             self.replica(input);
         }
@@ -459,9 +468,15 @@ async fn ask<S: Store>(limiter: &Limiter<S>, own: RegionId, call: Call) -> repli
                 Err(_) => replica::Input::StoreFailed { key },
             }
         }
-        Call::Swap(swap) => {
+        Call::Swap { swap, lends } => {
             let key = swap.key;
             match limiter.store().swap(&swap).await {
+                Ok(Swapped::Done { .. }) if lends => {
+                    match limiter.store().replicated(key.client).await {
+                        Ok(true) => replica::Input::Swapped { key },
+                        Ok(false) | Err(_) => replica::Input::Unreplicated { key },
+                    }
+                }
                 Ok(Swapped::Done { .. }) => replica::Input::Swapped { key },
                 Ok(Swapped::Conflict { current }) => replica::Input::Conflict { key, current },
                 Err(_) => replica::Input::StoreFailed { key },

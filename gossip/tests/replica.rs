@@ -188,6 +188,62 @@ fn row_does_not_leave_when_the_store_fails() {
 }
 
 #[test]
+fn grant_leaves_only_when_a_replica_has_it() {
+    let mut world = World::new();
+    let key = world.key;
+    // `us` wants far more than it has, and nothing is offered here.
+    let mut hungry = world.row_of_us(4);
+    hungry.demand = Share(900_000);
+    let mut ledger = None;
+    let swap = loop {
+        world.due();
+        hungry.version.n += 1;
+        let row = hungry.clone();
+        world.step(Input::Row { key, row });
+        world.step(Input::Timeout);
+        let out = world.load(ledger.clone());
+        if world.replica.lends_anew(key) {
+            break swap_of(&out).clone();
+        }
+        if let [Output::Swap(swap)] = out.as_slice() {
+            ledger = Some(swap.ledger.clone());
+            world.step(Input::Swapped { key });
+        }
+        world.pass(TICK);
+    };
+    let said = |out: &[Output]| match out {
+        [Output::Say { row, .. }] => row.entries[0].grant,
+        other => panic!("{other:?} says no row"),
+    };
+    let out = world.step(Input::Unreplicated { key });
+    assert_eq!(said(&out), None, "the row leaves without the grant");
+    let lent = swap.ledger.peers[&RegionId(2)].lent.current();
+    assert!(lent.is_some(), "which is held all the same");
+    assert!(
+        world.replica.deadline() >= world.now.plus(TICK * 5),
+        "not at once again"
+    );
+    // It is tried again, and said once a replica has it; then it is no news any more.
+    world.pass(Duration::from_millis(100));
+    world.step(Input::Timeout);
+    let out = world.load(Some(swap.ledger.clone()));
+    let again = swap_of(&out).clone();
+    assert!(world.replica.lends_anew(key));
+    let out = world.step(Input::Swapped { key });
+    assert_eq!(
+        said(&out).map(|grant| grant.sequence),
+        lent.map(|grant| grant.sequence)
+    );
+    world.pass(TICK);
+    hungry.version.n += 1;
+    hungry.demand = Share(500_000);
+    world.step(Input::Row { key, row: hungry });
+    world.step(Input::Timeout);
+    world.load(Some(again.ledger));
+    assert!(!world.replica.lends_anew(key));
+}
+
+#[test]
 fn swap_that_lost_is_worked_out_anew_on_what_is_there_now() {
     let mut world = World::new();
     let (swap, before) = world.pressed();

@@ -299,7 +299,7 @@ pub struct GossipMetrics(pub Arc<Gossiping>, pub Arc<Dues>);
 /// A counter without labels: its name, what it tells, and how it is read.
 type Plain<T> = (&'static str, &'static str, fn(&T) -> u64);
 
-const SERVICE: [Plain<ServiceCounters>; 6] = [
+const SERVICE: [Plain<ServiceCounters>; 7] = [
     ("gossip_rows_sent", "Rows sent to other regions", |c| {
         c.rows_sent.value()
     }),
@@ -327,6 +327,11 @@ const SERVICE: [Plain<ServiceCounters>; 6] = [
         "gossip_store_failures",
         "Loads and swaps that the store did not answer",
         |c| c.store_failures.value(),
+    ),
+    (
+        "gossip_grants_held_back",
+        "Grants not sent because no replica of their shard had them in time",
+        |c| c.held_back.value(),
     ),
 ];
 

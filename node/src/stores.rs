@@ -102,7 +102,7 @@ type ShardMetric = (
     fn(&ShardStats) -> u64,
 );
 
-const SHARD_METRICS: [ShardMetric; 5] = [
+const SHARD_METRICS: [ShardMetric; 6] = [
     (
         "store_up",
         "Whether the shard can be used",
@@ -114,6 +114,12 @@ const SHARD_METRICS: [ShardMetric; 5] = [
         "Whether the shard may evict keys",
         MetricType::Gauge,
         |shard| u64::from(shard.evicts),
+    ),
+    (
+        "store_replicas",
+        "Replicas that follow the shard",
+        MetricType::Gauge,
+        |shard| shard.replicas,
     ),
     (
         "store_connections",

@@ -225,6 +225,31 @@ impl Work {
         (borrows && news && since >= TICK * 5) || (at.renews(RENEW_AFTER) && since >= ASK_AGAIN)
     }
 
+    /// Whether the row of the swap on its way has a grant in it that has not been said yet.
+    pub(super) fn lends_anew(&self) -> bool {
+        let Phase::Swapping { row, due: true, .. } = &self.phase else {
+            return false;
+        };
+        row.entries.iter().any(|entry| self.is_new(entry))
+    }
+
+    /// Leaves out what is lent anew. The lender holds it all the same, until it ends by itself or
+    /// is said later.
+    pub(super) fn hold_back(&self, row: &mut Row) {
+        for entry in &mut row.entries {
+            if self.is_new(entry) {
+                entry.grant = None;
+            }
+        }
+    }
+
+    fn is_new(&self, entry: &Entry) -> bool {
+        let said = self.said.iter().flat_map(|row| &row.entries);
+        let mut said = said.filter(|said| said.region == entry.region);
+        let known = said.any(|said| said.grant == entry.grant);
+        entry.grant.is_some() && !known
+    }
+
     /// Remembers what was said.
     pub(super) fn say(&mut self, now: Timestamp, row: Row) {
         (self.said, self.said_at, self.repeat) = (Some(row), now, false);

@@ -43,6 +43,8 @@ pub struct ServiceCounters {
     pub duplicates: Count,
     /// Loads and swaps that the store did not answer.
     pub store_failures: Count,
+    /// Grants that were not said because no replica of their shard had them in time.
+    pub held_back: Count,
 }
 
 impl Count {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gossip::dues::Dues;
@@ -12,7 +12,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use region::bucket::{Base, Memory};
 use region::limiter::{Limiter, Pressure, Settings, Subject};
-use region::policy::PolicySet;
+use region::policy::{Attributes, PolicySet};
 use region::store::memory::MemoryStore;
 use region::store::{Loaded, ShardId, Store, StoreError, Swap, Swapped, Take, Taken};
 use region::units::{Client, Generation, Key, RegionId, Stamp, Timestamp, Tokens, micros};
@@ -23,10 +23,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::nodes::{AP, Authority, EU, eventually};
 
-/// A memory store whose first loads panic.
+/// A memory store whose first loads panic, and whose replica can be stopped.
 struct Panicking {
     store: MemoryStore,
     panics: AtomicU32,
+    replicates: AtomicBool,
 }
 
 impl Store for Panicking {
@@ -54,6 +55,10 @@ impl Store for Panicking {
 
     async fn swap(&self, swap: &Swap) -> Result<Swapped, StoreError> {
         self.store.swap(swap).await
+    }
+
+    async fn replicated(&self, _: Client) -> Result<bool, StoreError> {
+        Ok(self.replicates.load(Ordering::Relaxed))
     }
 }
 
@@ -84,6 +89,7 @@ fn start(
     let store = Panicking {
         store,
         panics: AtomicU32::new(panics),
+        replicates: AtomicBool::new(true),
     };
     let (dues, receiver) = Dues::channel();
     let limiter = Limiter::new(policies, region, store, Settings::default());
@@ -145,4 +151,40 @@ async fn service_lends_over_quic_and_outlives_store_calls_that_panic() {
         "{admitted} could have been admitted without a loan"
     );
     assert_eq!(ap.status.counters.store_failures.value(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn service_sends_no_grant_that_no_replica_has() {
+    let (authority, mut tasks) = (Authority::new(), JoinSet::new());
+    let eu = start(&authority, &mut tasks, (EU, "eu-1", &[]), 0);
+    let ap = start(&authority, &mut tasks, (AP, "ap-1", &[eu.address]), 0);
+    let replicates = |yes| eu.limiter.store().replicates.store(yes, Ordering::Relaxed);
+    replicates(false);
+    eventually("the regions to hear each other", || {
+        ap.status.regions_heard() == 1 && eu.status.regions_heard() == 1
+    })
+    .await;
+    let begun = Instant::now();
+    while eu.status.counters.held_back.value() < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "nothing is lent");
+        admitted_of(&ap, 20).await;
+        assert!(!borrows(&ap).await);
+        sleep(Duration::from_millis(10)).await;
+    }
+    replicates(true);
+    while !borrows(&ap).await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is said");
+        admitted_of(&ap, 20).await;
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Whether the region has more than its base share.
+async fn borrows(node: &Running) -> bool {
+    let policy = &node.limiter.policies().policies()[0];
+    let pairs = [("customer", "c")];
+    let key = node.limiter.key(policy, Attributes::new(&pairs)).unwrap();
+    let base = policy.base(node.limiter.region(), key.client).unwrap();
+    let loaded = node.limiter.store().load(key, &base).await.unwrap();
+    loaded.bucket.share(&base.pieces(loaded.memory)) > base.share
 }

@@ -48,4 +48,8 @@ impl Store for AnyStore {
     async fn swap(&self, swap: &Swap) -> Result<Swapped, StoreError> {
         ask!(self, store => store.swap(swap).await)
     }
+
+    async fn replicated(&self, client: Client) -> Result<bool, StoreError> {
+        ask!(self, store => store.replicated(client).await)
+    }
 }

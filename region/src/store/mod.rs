@@ -11,6 +11,7 @@ pub mod record;
 pub mod redis;
 mod rules;
 
+use std::future::ready;
 use std::time::Duration;
 
 use crate::bucket::{Base, Bucket, Memory, Piece};
@@ -196,4 +197,11 @@ pub trait Store: Send + Sync {
 
     /// Replaces a key's ledger if it still has the expected version, and changes its bucket.
     fn swap(&self, swap: &Swap) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
+
+    /// Waits, for a short while, until everything that a client's shard has written so far is at a
+    /// replica; says whether it is. True where there is no replica.
+    fn replicated(&self, client: Client) -> impl Future<Output = Result<bool, StoreError>> + Send {
+        let _ = client;
+        ready(Ok(true))
+    }
 }

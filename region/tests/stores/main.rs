@@ -9,5 +9,7 @@ mod oracle;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]
+mod replicas;
+#[cfg(feature = "redis")]
 mod server;
 mod support;

@@ -26,6 +26,8 @@ const OPEN_MAX: Duration = Duration::from_secs(1);
 /// that nodes that lost a shard together do not come back together.
 const BACKOFF: Duration = Duration::from_millis(400);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// How long a marker is kept that nobody touches, as in its script.
+pub(super) const MARKER_KEEP: Duration = Duration::from_hours(7 * 24);
 /// Calls that may wait for their answers, and to be sent.
 const IN_FLIGHT_MAX: usize = 4_096;
 const BUFFER: usize = 1_024;
@@ -122,17 +124,7 @@ pub(super) async fn open(
 ) -> Result<Opened, StoreError> {
     let limit = OPEN_MAX.max(shard.deadline);
     let opening = async {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(limit))
-            .set_response_timeout(None)
-            .set_concurrency_limit(IN_FLIGHT_MAX)
-            .set_pipeline_buffer_size(BUFFER);
-        shard.connections.fetch_add(1, Ordering::Relaxed);
-        let client = &shard.client;
-        let connected = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await;
-        let mut connection = connected.map_err(|error| store_error(&error))?;
+        let mut connection = connect(shard).await?;
         let loaded = load_scripts(&mut connection).await;
         loaded.map_err(|error| store_error(&error))?;
         let declared = declare(shard, &connection, terms, seen, Ask::First).await?;
@@ -144,6 +136,21 @@ pub(super) async fn open(
     timeout(limit, opening)
         .await
         .unwrap_or(Err(StoreError::Unreachable))
+}
+
+/// Opens a connection; the caller bounds how long it waits for it.
+pub(super) async fn connect(shard: &Shard) -> Result<MultiplexedConnection, StoreError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(OPEN_MAX.max(shard.deadline)))
+        .set_response_timeout(None)
+        .set_concurrency_limit(IN_FLIGHT_MAX)
+        .set_pipeline_buffer_size(BUFFER);
+    shard.connections.fetch_add(1, Ordering::Relaxed);
+    let client = &shard.client;
+    let connected = client
+        .get_multiplexed_async_connection_with_config(&config)
+        .await;
+    connected.map_err(|error| store_error(&error))
 }
 
 /// Whether a connection is new: only then is the map compared, so that nodes with different maps do
@@ -175,6 +182,7 @@ async fn declare(
     shard
         .evicts
         .store(declared.evicts.is_some(), Ordering::Relaxed);
+    shard.replicas.store(declared.replicas, Ordering::Relaxed);
     Ok(declared)
 }
 

@@ -1,7 +1,7 @@
 -- Finds out whether the shard remembers what it did when it was last asked, and begins a new
 -- generation if it may not. KEYS: marker. ARGV: the highest generation seen; the hash of the shard
 -- map; '1' if another map is a loss of memory, too; '1' if a shard without a marker is new. Answers
--- the generation and when it began, packed, and the eviction policy.
+-- the generation and when it began, packed, the eviction policy, and how many replicas follow.
 --
 -- The marker names the process that wrote it. A run id changes with every start, so that a restored
 -- snapshot shows. The second replication id is set when a replica is promoted, so that a demotion
@@ -26,6 +26,7 @@ end
 local run = fixed(field('server', 'run_id'), RUN_LEN)
 local promoted = fixed(field('replication', 'master_replid2'), PROMOTED_LEN)
 local policy = field('memory', 'maxmemory_policy')
+local _, replicas = string.gsub(redis.call('INFO', 'replication'), 'state=online', '')
 local seen = struct.unpack('>I7', ARGV[1])
 -- MGET, because it answers nothing where GET fails: at a key that holds no text.
 local marker = redis.call('MGET', KEYS[1])[1]
@@ -53,4 +54,4 @@ else
   head = struct.pack('>I7I7', math.max(us, seen + 1), began)
   redis.call('SET', KEYS[1], head .. run .. promoted .. ARGV[2], 'PX', MARKER_KEEP_MS)
 end
-return { head, policy }
+return { head, policy, replicas }

@@ -1,6 +1,7 @@
 //! The Redis store: one or more independent shards, whose scripts give the answers of the memory
 //! store.
 
+mod barrier;
 mod keeper;
 mod script;
 mod shard;
@@ -206,6 +207,10 @@ impl Store for RedisStore {
         let args = |memory| wire::swap(swap, memory).to_vec();
         let read = |value, memory| wire::swapped(value, memory, &swap.base);
         shard.call(Script::Swap, &keys, args, read).await
+    }
+
+    async fn replicated(&self, client: Client) -> Result<bool, StoreError> {
+        self.at(self.shard(client))?.replicated().await
     }
 }
 

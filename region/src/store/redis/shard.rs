@@ -11,6 +11,7 @@ use redis::{Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Va
 use tokio::sync::{Mutex, Notify};
 use tokio::time::timeout;
 
+use super::barrier::Barrier;
 use super::script::{Script, Scripts};
 use super::wire;
 use crate::bucket::Memory;
@@ -44,6 +45,9 @@ pub(super) struct Shard {
     pub(super) connections: AtomicU64,
     timeouts: AtomicU64,
     pub(super) evicts: AtomicBool,
+    /// Replicas that follow it, as of the last beat.
+    pub(super) replicas: AtomicU64,
+    barrier: Barrier,
 }
 
 /// What has happened on one shard since the store was opened.
@@ -61,6 +65,8 @@ pub struct ShardStats {
     pub timeouts: u64,
     /// Whether it may evict keys: an evicted ledger is a loss that nothing shows.
     pub evicts: bool,
+    /// How many replicas follow it.
+    pub replicas: u64,
 }
 
 impl Shard {
@@ -77,6 +83,8 @@ impl Shard {
             connections: AtomicU64::new(0),
             timeouts: AtomicU64::new(0),
             evicts: AtomicBool::new(false),
+            replicas: AtomicU64::new(0),
+            barrier: Barrier::default(),
         }
     }
 
@@ -91,6 +99,7 @@ impl Shard {
             connections: self.connections.load(Ordering::Relaxed),
             timeouts: self.timeouts.load(Ordering::Relaxed),
             evicts: self.evicts.load(Ordering::Relaxed),
+            replicas: self.replicas.load(Ordering::Relaxed),
         }
     }
 
@@ -123,6 +132,14 @@ impl Shard {
             _ => {}
         }
         result
+    }
+
+    /// Whether everything that it has written is at a replica, if it has one.
+    pub(super) async fn replicated(&self) -> Result<bool, StoreError> {
+        if self.replicas.load(Ordering::Relaxed) == 0 {
+            return Ok(true);
+        }
+        self.barrier.pass(self).await
     }
 
     /// Runs a script, loading it first if the shard does not have it.

@@ -183,6 +183,7 @@ fn state(
 pub(super) struct Declared {
     pub(super) memory: Memory,
     pub(super) evicts: Option<String>,
+    pub(super) replicas: u64,
 }
 
 /// Reads the answer of the marker's script.
@@ -190,7 +191,12 @@ pub(super) fn declared(value: &Value) -> Option<Declared> {
     let Value::Array(values) = value else {
         return None;
     };
-    let [Value::BulkString(head), Value::BulkString(policy)] = values.as_slice() else {
+    let [
+        Value::BulkString(head),
+        Value::BulkString(policy),
+        Value::Int(replicas),
+    ] = values.as_slice()
+    else {
         return None;
     };
     let number = |bytes: &[u8]| bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
@@ -202,6 +208,7 @@ pub(super) fn declared(value: &Value) -> Option<Declared> {
             began: Timestamp(number(began)),
         },
         evicts: Some(policy).filter(|policy| policy != "noeviction"),
+        replicas: u64::try_from(*replicas).ok()?,
     })
 }
 
