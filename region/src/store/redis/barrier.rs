@@ -1,9 +1,9 @@
 //! Waits until what a shard has written is at one of its replicas (PROTOCOL 3 rule 7).
 //!
-//! `WAIT` holds its connection up until replicas have acknowledged what that connection wrote. So
-//! it has a connection of its own, beside that of decisions, and writes something of its own before:
-//! replication keeps the order, and what was written earlier by others has then arrived as well.
-//! One `WAIT` answers everybody who had asked when it began.
+//! `WAIT` holds its connection up until replicas have what was written there. So it has
+//! a connection of its own, beside that of decisions, and writes something of its own before:
+//! replication keeps the order, and what others wrote earlier has then arrived as well. One `WAIT`
+//! answers everybody who had asked when it began.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
