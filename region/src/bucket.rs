@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::mutant::{Mutant, planted};
 use crate::units::{Generation, Level, Share, Tick, Ticks, Timestamp};
 
 /// A clock that steps back further than this anchors the bucket anew; a smaller step counts as no
@@ -132,7 +133,8 @@ impl Base {
     /// flows in, for there a key that was used up and forgotten could not have filled again.
     #[must_use]
     pub fn unknown(&self, memory: Memory) -> Bucket {
-        let (at, level) = if self.starts_full(memory) {
+        let full = self.starts_full(memory) || planted(Mutant::KeyCreatedFull);
+        let (at, level) = if full {
             (Ticks(0), self.capacity)
         } else {
             let debt = Level(self.debt.0.saturating_neg());
@@ -242,6 +244,11 @@ fn settle(level: Level, at: Ticks, now: Ticks, along: (Tick, &[Piece])) -> (Leve
         return (level, if far { now } else { at });
     }
     let (mut level, mut reached) = (level, at);
+    let at = if planted(Mutant::SettledLazily) {
+        now
+    } else {
+        at
+    };
     for piece in pieces.iter().filter(|piece| piece.until > at) {
         (level, reached) = refill(level, reached, now.min(piece.until), *piece);
         if piece.until > now {

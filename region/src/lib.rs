@@ -7,6 +7,7 @@ pub mod decision;
 pub mod ledger;
 pub mod limit;
 pub mod limiter;
+pub mod mutant;
 pub mod plan;
 pub mod policy;
 pub mod reader;

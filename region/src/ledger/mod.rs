@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::limit::Split;
+use crate::mutant::{Mutant, planted};
 use crate::units::{Client, Generation, Level, RegionId, Sequence, Share, Stamp, Timestamp};
 
 /// How long a grant can be used, counted from the borrower's own stamp that it answers.
@@ -187,6 +188,10 @@ pub struct Lent {
     pub returned_by: Generation,
     /// The sequence that is asked back.
     pub recalled: Option<Sequence>,
+    /// When a hold ended by itself, or else the ledger began, on this region's clock. What was
+    /// given back before and not read is dead: until a row echoes this instant, nothing is
+    /// credited.
+    pub lapsed: Option<Timestamp>,
 }
 
 /// A grant that may still be used: what the lender keeps subtracted.
@@ -219,15 +224,37 @@ pub struct Borrowed {
     pub returned: Returned,
 }
 
+/// The largest of these holds: what is kept subtracted for one borrower (rule 2).
+fn largest<'h>(holds: impl Iterator<Item = &'h Hold>) -> Share {
+    let shares = holds.map(|hold| hold.share);
+    if planted(Mutant::HoldsSummed) {
+        return shares.sum();
+    }
+    if planted(Mutant::HoldOfNewest) {
+        return shares.last().unwrap_or_default();
+    }
+    shares.max().unwrap_or_default()
+}
+
+impl Peer {
+    /// A region of which nothing is known, or nothing any more.
+    fn begun(now: Timestamp) -> Self {
+        let lapsed = Some(now).filter(|_| !planted(Mutant::ReturnOfAnyGeneration));
+        Self {
+            lent: Lent {
+                lapsed,
+                ..Lent::default()
+            },
+            ..Self::default()
+        }
+    }
+}
+
 impl Lent {
     /// What is kept subtracted for the borrower: the largest grant that it may still use.
     #[must_use]
     pub fn held(&self) -> Share {
-        self.holds
-            .iter()
-            .map(|hold| hold.share)
-            .max()
-            .unwrap_or_default()
+        largest(self.holds.iter())
     }
 
     /// The newest grant, while it may still be used.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{CLOCK_MARGIN, GRANT_TTL, Ledger, Terms};
+use super::{CLOCK_MARGIN, GRANT_TTL, Ledger, Terms, largest};
 use crate::bucket::{Base, Piece};
 use crate::units::{Share, Tick, Ticks, Timestamp};
 
@@ -18,12 +18,8 @@ pub fn share(ledger: &Ledger, base: Share, tick: Tick, at: Ticks) -> Share {
         base
     };
     let held = ledger.peers.values().map(|peer| {
-        let live = peer
-            .lent
-            .holds
-            .iter()
-            .filter(|hold| at < tick.ceil(hold.until));
-        live.map(|hold| hold.share).max().unwrap_or_default()
+        let holds = peer.lent.holds.iter();
+        largest(holds.filter(|hold| at < tick.ceil(hold.until)))
     });
     let borrowed = ledger.peers.values().map(|peer| {
         let usable = peer

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 pub use self::hearing::Ignored;
 use super::schedule;
-use super::{CLOCK_MARGIN, Entry, GRANT_TTL, Ledger, Peer, Returned, Row, Terms};
+use super::{CLOCK_MARGIN, Entry, GRANT_TTL, Hold, Ledger, Lent, Peer, Returned, Row, Terms};
 use crate::bucket::{Base, Bucket, Lost, Piece};
+use crate::mutant::{Mutant, planted};
 use crate::store::{Change, Loaded};
 use crate::units::{Level, RegionId, Sequence, Share, Stamp, Ticks, Timestamp};
 
@@ -65,6 +66,7 @@ impl<'a> Transition<'a> {
             None => Ledger {
                 terms: terms.id,
                 waits_until: match base.lost {
+                    Lost::Empty if planted(Mutant::NoWait) => Timestamp::default(),
                     Lost::Empty => loaded.memory.began.plus(base.wait),
                     Lost::Full => Timestamp::default(),
                 },
@@ -170,9 +172,7 @@ impl<'a> Transition<'a> {
         let (clock, tick, now) = (self.stamp.clock, self.base.tick, self.now());
         let mut changed = false;
         for peer in self.ledger.peers.values_mut() {
-            let holds = peer.lent.holds.len();
-            peer.lent.holds.retain(|hold| clock <= hold.until);
-            changed |= peer.lent.holds.len() != holds;
+            changed |= peer.lent.lapse(clock);
             let over = peer
                 .borrowed
                 .applied
@@ -197,11 +197,16 @@ impl<'a> Transition<'a> {
         if credit > Level::ZERO {
             self.level = self.level.plus(credit);
             self.change.credit = self.change.credit.plus(credit);
-            self.change.before = match (self.change.before, before) {
-                (Some(one), Some(other)) => Some(one.min(other)),
-                (one, other) => one.or(other),
-            };
+            self.swap_before(before);
         }
+    }
+
+    /// From this instant on the swap would come too late.
+    fn swap_before(&mut self, before: Option<Ticks>) {
+        self.change.before = match (self.change.before, before) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
     }
 
     /// Cuts the level to the capacity and returns what was cut: tokens that may travel.
@@ -227,6 +232,21 @@ impl<'a> Transition<'a> {
 
     fn peer(&self, region: RegionId) -> Option<&Peer> {
         self.ledger.peers.get(&region)
+    }
+}
+
+impl Lent {
+    /// Lets go of holds that have ended by themselves. The capacity that comes back is empty, so
+    /// that nothing may be credited for it any more, whenever it was given back.
+    fn lapse(&mut self, clock: Timestamp) -> bool {
+        let (held, live) = (self.held(), |hold: &Hold| clock <= hold.until);
+        let ended = self.holds.iter().filter(|hold| !live(hold));
+        let last = ended.map(|hold| hold.until).max();
+        self.holds.retain(live);
+        if last.is_some() && self.held() < held {
+            self.lapsed = last;
+        }
+        last.is_some()
     }
 }
 

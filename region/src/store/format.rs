@@ -10,7 +10,10 @@ use crate::units::{Generation, Level, RegionId, Sequence, Share, Stamp, Timestam
 pub const VERSION_LEN: usize = 16;
 
 /// The format that is written. Formats are only ever added.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
+
+/// The first format: it does not say which holds have ended by themselves.
+const WITHOUT_LAPSED: u8 = 1;
 
 /// The most regions that a stored ledger may name.
 const PEERS_MAX: u64 = 64;
@@ -54,7 +57,8 @@ pub fn decode_ledger(bytes: &[u8]) -> Option<Ledger> {
         generation: Generation(input.fixed()?),
         n: input.fixed()?,
     };
-    if input.byte()? != FORMAT {
+    let format = input.byte()?;
+    if !(WITHOUT_LAPSED..=FORMAT).contains(&format) {
         return None;
     }
     let terms = input.fixed()?;
@@ -67,7 +71,9 @@ pub fn decode_ledger(bytes: &[u8]) -> Option<Ledger> {
     };
     for _ in 0..input.length(PEERS_MAX)? {
         let region = RegionId(u16::try_from(input.number()?).ok()?);
-        ledger.peers.insert(region, input.peer()?);
+        ledger
+            .peers
+            .insert(region, input.peer((format, Timestamp(version.n)))?);
     }
     input.0.is_empty().then_some(ledger)
 }
@@ -145,6 +151,7 @@ impl Writer {
         self.level(lent.returned);
         self.number(lent.returned_by.0);
         self.maybe(lent.recalled, Self::sequence);
+        self.maybe(lent.lapsed, |out, lapsed| out.number(lapsed.0));
     }
 
     fn borrowed(&mut self, borrowed: &Borrowed) {
@@ -235,7 +242,7 @@ impl Reader<'_> {
         }
     }
 
-    fn peer(&mut self) -> Option<Peer> {
+    fn peer(&mut self, from: (u8, Timestamp)) -> Option<Peer> {
         Some(Peer {
             seen: self.sequence()?,
             stamp: self.stamp()?,
@@ -243,12 +250,12 @@ impl Reader<'_> {
             echoed: self.flag()?,
             demand: self.share()?,
             share: self.share()?,
-            lent: self.lent()?,
+            lent: self.lent(from)?,
             borrowed: self.borrowed()?,
         })
     }
 
-    fn lent(&mut self) -> Option<Lent> {
+    fn lent(&mut self, (format, written): (u8, Timestamp)) -> Option<Lent> {
         let grant = self.maybe(|input| {
             Some(Grant {
                 sequence: input.sequence()?,
@@ -278,6 +285,12 @@ impl Reader<'_> {
             returned: self.level()?,
             returned_by: Generation(self.number()?),
             recalled: self.maybe(Self::sequence)?,
+            lapsed: if format == WITHOUT_LAPSED {
+                // Any of them may have: then what was given back before it was written is dead.
+                Some(written)
+            } else {
+                self.maybe(|input| Some(Timestamp(input.number()?)))?
+            },
         })
     }
 
@@ -348,6 +361,7 @@ mod tests {
                 returned: Level(-1),
                 returned_by: Generation(2),
                 recalled: Some(sequence),
+                lapsed: Some(Timestamp(7)),
             },
             borrowed: Borrowed {
                 applied: Some(Applied {

@@ -298,6 +298,20 @@ async fn restored_snapshot_does_not_pass_for_memory() {
     assert_eq!(ask(&store, one(key(1, 1))).await, Ok(false), "empty, not 9");
 }
 
+#[cfg(feature = "mutants")]
+#[tokio::test]
+async fn run_id_is_planted_to_be_ignored_and_a_snapshot_passes_for_memory() {
+    use region::mutant::{Mutant, plant};
+
+    plant(Some(Mutant::RunIdIgnored));
+    let mut server = Server::with(&["--dbfilename", "dump.rdb"]);
+    let before = generation(&server.store().await);
+    server.ask::<()>("SAVE");
+    server.kill();
+    server.restart();
+    assert_eq!(generation(&server.store().await), before);
+}
+
 #[tokio::test]
 async fn attached_replica_forgets_nothing_but_a_promotion_may_have() {
     let (server, other) = (Server::start(), Server::start());

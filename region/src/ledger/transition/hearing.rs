@@ -1,7 +1,8 @@
 //! What a row of another region changes: holds shrink, grants are applied, tokens come home.
 
 use super::Transition;
-use crate::ledger::{Applied, CLOCK_MARGIN, Entry, GRANT_TTL, Grant, Hold, Returned, Row};
+use crate::ledger::{Applied, CLOCK_MARGIN, Entry, GRANT_TTL, Grant, Hold, Peer, Returned, Row};
+use crate::mutant::{Mutant, planted};
 use crate::units::{Level, RegionId, Sequence, Share, Stamp, Timestamp};
 
 /// Why a row was not taken over. The ledger is unchanged.
@@ -23,7 +24,9 @@ impl Transition<'_> {
     pub fn hear(&mut self, row: &Row) -> Result<(), Ignored> {
         let entry = self.check(row)?;
         self.changed = true;
-        let peer = self.ledger.peers.entry(row.region).or_default();
+        let now = self.stamp.clock;
+        let peer = self.ledger.peers.entry(row.region);
+        let peer = peer.or_insert_with(|| Peer::begun(now));
         peer.seen = row.version;
         peer.stamp = Stamp {
             generation: row.version.generation,
@@ -49,11 +52,9 @@ impl Transition<'_> {
         {
             self.give_back(row.region);
         }
-        if self
-            .terms
-            .others()
-            .all(|other| self.peer(other).is_some_and(|peer| peer.echoed))
-        {
+        let echoed = |other| self.peer(other).is_some_and(|peer| peer.echoed);
+        let one = planted(Mutant::WaitEndsWithOne) && self.terms.others().any(echoed);
+        if one || self.terms.others().all(echoed) {
             self.ledger.waits_until = Timestamp::default();
         }
         Ok(())
@@ -125,7 +126,10 @@ impl Transition<'_> {
         let until = self.stamp.clock.plus(GRANT_TTL + CLOCK_MARGIN);
         let Some(listed) = entry.applied else { return };
         let forgotten = listed.sequence.generation < self.stamp.generation;
-        if !forgotten || entry.seen.generation != self.stamp.generation {
+        if !forgotten
+            || entry.seen.generation != self.stamp.generation
+            || planted(Mutant::ListedNotHeld)
+        {
             return;
         }
         let lent = &mut self.ledger.peers.entry(from).or_default().lent;
@@ -170,7 +174,13 @@ impl Transition<'_> {
             .split
             .lent_capacity(before)
             .minus(self.terms.split.lent_capacity(lent.held()));
-        if sequence.generation != self.stamp.generation {
+        let echoes = |instant: &Timestamp| {
+            entry.seen.generation == self.stamp.generation && entry.seen.clock >= *instant
+        };
+        // A row that echoes it has all in it that was given back before: read once, it is over.
+        let lapsed = lent.lapsed;
+        lent.lapsed = lapsed.filter(|instant| !echoes(instant));
+        if sequence.generation != self.stamp.generation && !planted(Mutant::ReturnOfAnyGeneration) {
             return;
         }
         if lent.returned_by != row.version.generation {
@@ -178,24 +188,38 @@ impl Transition<'_> {
         }
         let fresh = tokens.minus(dead.max(lent.returned)).positive();
         lent.returned = lent.returned.max(tokens);
+        if lapsed.is_some() && !planted(Mutant::ReturnAfterLapse) {
+            return;
+        }
         // Where a hold ends by itself its capacity comes back empty: then it is too late to credit.
         let ended = holds.iter().filter(|hold| !lent.holds.contains(hold));
         let before = ended.map(|hold| tick.floor(hold.until)).min();
-        self.credit(fresh.min(freed), before);
+        let before = before.filter(|_| !planted(Mutant::ReturnSwappedLate));
+        let all = planted(Mutant::AllCreditedOnReturn);
+        self.credit(if all { fresh } else { fresh.min(freed) }, before);
     }
 
     /// Rules 3 and 4: applies a grant to this region if it is newer and counts.
     fn borrow(&mut self, from: RegionId, grant: Grant) {
-        let until = grant.basis.clock.plus(grant.ttl.min(GRANT_TTL));
+        let from_receipt = planted(Mutant::CountsFromReceipt);
+        let counts_from = if from_receipt {
+            self.stamp.clock
+        } else {
+            grant.basis.clock
+        };
+        let until = counts_from.plus(grant.ttl.min(GRANT_TTL));
         let borrowed = self.ledger.peers.entry(from).or_default().borrowed;
         let newest = borrowed
             .applied
             .map(|applied| applied.sequence)
             .unwrap_or_default();
-        if grant.basis.generation != self.stamp.generation
-            || self.stamp.clock >= until
+        let void = grant.basis.generation != self.stamp.generation;
+        let over = self.stamp.clock >= until;
+        let refused = grant.basis.clock < borrowed.returned.at;
+        if (void && !planted(Mutant::AnyGeneration))
+            || (over && !planted(Mutant::CreditAfterEnd))
+            || (refused && !planted(Mutant::RefusedGrantUsed))
             || grant.sequence <= newest.max(borrowed.returned.sequence)
-            || grant.basis.clock < borrowed.returned.at
         {
             return;
         }
@@ -203,17 +227,19 @@ impl Transition<'_> {
         let before = borrowed
             .applied
             .map_or(Share::ZERO, |applied| applied.share);
-        let credited = if borrowed.credited_by == grant.sequence.generation {
+        let ours = borrowed.credited_by == grant.sequence.generation;
+        let credited = if ours && !planted(Mutant::CreditTwice) {
             borrowed.credited
         } else {
             Level::ZERO
         };
         let lent_capacity = self.terms.split.lent_capacity(grant.share);
-        let fresh = grant
-            .tokens
-            .minus(grant.dead.max(credited))
-            .positive()
-            .min(lent_capacity);
+        let fresh = grant.tokens.minus(grant.dead.max(credited)).positive();
+        let fresh = match () {
+            () if planted(Mutant::CapacityArrivesFull) => lent_capacity,
+            () if planted(Mutant::TokensAboveCapacity) => fresh,
+            () => fresh.min(lent_capacity),
+        };
         let borrowed = &mut self.ledger.peers.entry(from).or_default().borrowed;
         borrowed.applied = Some(Applied {
             sequence: grant.sequence,
@@ -223,12 +249,13 @@ impl Transition<'_> {
         borrowed.credited = credited.max(grant.tokens);
         borrowed.credited_by = grant.sequence.generation;
         borrowed.returned = borrowed.returned.of(grant.sequence);
-        if grant.share > before {
+        if grant.share > before && !planted(Mutant::ReturnWithoutDeadPart) {
             // Capacity that comes back brings no token that left with it: whatever the lender has
             // not read by now stays dead.
             borrowed.returned.dead = borrowed.returned.tokens;
         }
-        self.credit(fresh, Some(tick.floor(until)));
+        let late = planted(Mutant::CreditAfterEnd) || planted(Mutant::CreditSwappedLate);
+        self.credit(fresh, Some(tick.floor(until)).filter(|_| !late));
         let cut = self.cut_to_capacity();
         let freed = self
             .terms
