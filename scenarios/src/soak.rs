@@ -46,6 +46,25 @@ pub fn soak(seed: u64) -> Run {
     run(&world(seed))
 }
 
+/// The world of a seed that broke, without the faults that it does not need to break, and its run.
+#[must_use]
+pub fn fewest_faults(seed: u64) -> (Scenario, Run) {
+    let mut fewest = world(seed);
+    let mut broken = run(&fewest);
+    let mut next = 0;
+    while next < fewest.faults.len() && broken.broken.is_some() {
+        let mut fewer = fewest.clone();
+        fewer.faults.remove(next);
+        let without = run(&fewer);
+        if without.broken.is_some() {
+            (fewest, broken) = (fewer, without);
+        } else {
+            next += 1;
+        }
+    }
+    (fewest, broken)
+}
+
 /// The world of a seed: three regions, often more, with everything that may happen to them
 /// (PROTOCOL 6).
 #[must_use]

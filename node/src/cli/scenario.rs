@@ -2,8 +2,8 @@
 
 use region::units::Tokens;
 use scenarios::measure::{Figure, Target, measure};
-use scenarios::sim::Run;
-use scenarios::soak::soak;
+use scenarios::sim::{Broken, Run, Scenario};
+use scenarios::soak::{fewest_faults, soak};
 use serde_json::{Value, json};
 
 use super::{Exit, Failure, Measure, Soak};
@@ -22,7 +22,17 @@ struct Soaked {
     lent: u64,
     /// Worlds in which the limit was exceeded, by what the policy or the faults allow.
     cost: u64,
-    failed: Option<(u64, Run)>,
+    failed: Option<Failed>,
+}
+
+/// A world that broke the promise.
+#[derive(Debug)]
+struct Failed {
+    seed: u64,
+    /// What broke first.
+    broken: Broken,
+    /// The same world with the faults that it needs to break, and how it went.
+    fewest: (Scenario, Run),
 }
 
 impl Soak {
@@ -35,8 +45,13 @@ impl Soak {
             soaked.events += run.events;
             soaked.lent += u64::from(run.shares.len() > run.regions.len());
             soaked.cost += u64::from(run.overrun > Tokens(0));
-            if run.broken.is_some() {
-                soaked.failed = Some((seed, run));
+            if let Some(broken) = run.broken {
+                let fewest = fewest_faults(seed);
+                soaked.failed = Some(Failed {
+                    seed,
+                    broken,
+                    fewest,
+                });
                 break;
             }
         }
@@ -48,7 +63,7 @@ impl Soak {
         };
         output::line(&text).map_err(Failure::Output)?;
         match soaked.failed {
-            Some((seed, _)) => Err(Failure::Broken(BrokenSeed(seed))),
+            Some(failed) => Err(Failure::Broken(BrokenSeed(failed.seed))),
             None => Ok(Exit::Done),
         }
     }
@@ -57,7 +72,7 @@ impl Soak {
         let (from, done) = (self.from, soaked.done);
         let (events, lent, cost) = (soaked.events, soaked.lent, soaked.cost);
         match &soaked.failed {
-            Some((seed, run)) => format!("{}\nreplay: {}", run.trace.join("\n"), replay(*seed)),
+            Some(failed) => failed.text(),
             None => format!(
                 "the promise held in {done} worlds from seed {from} on: {events} events; shares \
                  moved in {lent} of them; in {cost} the limit was exceeded, within the bound"
@@ -66,16 +81,7 @@ impl Soak {
     }
 
     fn json(&self, soaked: &Soaked) -> Value {
-        let failed = soaked.failed.as_ref().map(|(seed, run)| {
-            let broken = run.broken.as_ref();
-            json!({
-                "seed": seed,
-                "at_s": broken.map(|broken| broken.at.as_secs_f64()),
-                "what": broken.map(|broken| broken.what.as_str()),
-                "trace": run.trace,
-                "replay": replay(*seed),
-            })
-        });
+        let failed = soaked.failed.as_ref().map(Failed::json);
         json!({
             "ok": failed.is_none(),
             "from": self.from,
@@ -88,8 +94,33 @@ impl Soak {
     }
 }
 
-fn replay(seed: u64) -> String {
-    format!("tidegate scenario soak --from {seed} --seeds 1")
+impl Failed {
+    fn text(&self) -> String {
+        let (world, run) = &self.fewest;
+        let (at, what) = (self.broken.at.as_secs_f64(), &self.broken.what);
+        let (trace, replay) = (run.trace.join("\n"), self.replay());
+        format!(
+            "seed {} breaks the promise at {at:.6}s: {what}\n\nThe same with the fewest faults:\n\
+             {world}\n{trace}\n\nreplay: {replay}",
+            self.seed
+        )
+    }
+
+    fn json(&self) -> Value {
+        let (world, run) = &self.fewest;
+        json!({
+            "seed": self.seed,
+            "at_s": self.broken.at.as_secs_f64(),
+            "what": self.broken.what,
+            "world": world.to_string(),
+            "trace": run.trace,
+            "replay": self.replay(),
+        })
+    }
+
+    fn replay(&self) -> String {
+        format!("tidegate scenario soak --from {} --seeds 1", self.seed)
+    }
 }
 
 impl Measure {

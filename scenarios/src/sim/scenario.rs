@@ -1,7 +1,7 @@
 //! What a run is about: regions, links, clocks, traffic, and what goes wrong when.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use region::bucket::Lost;
@@ -231,5 +231,87 @@ impl Scenario {
         )
         .ok();
         text
+    }
+}
+
+/// The world in a few lines, for whoever reads a trace: all but the faults, which are in it.
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LimitSpec {
+            rate,
+            per,
+            burst,
+            overrun,
+        } = self.limit;
+        let (keys, cost) = (self.keys, self.cost_max);
+        let (loss, failure) = (self.on_store_loss, self.on_store_failure);
+        writeln!(
+            f,
+            "{rate} tokens per {per:?}, burst {burst}, overrun {overrun}; {keys} keys, costs up to \
+             {cost}; on store loss {loss:?}, on store failure {failure:?}"
+        )?;
+        let mut first = 0;
+        for (index, region) in self.regions.iter().enumerate() {
+            let RegionSpec {
+                weight,
+                nodes,
+                shards,
+                ahead,
+                drift_ppm,
+                ..
+            } = region;
+            let last = first + nodes.saturating_sub(1);
+            write!(
+                f,
+                "r{index}: weight {weight}, nodes n{first} to n{last}, {shards} shards"
+            )?;
+            if let Some(Replica { lag, ahead }) = region.replica {
+                write!(f, " with replicas that lag {lag:?}, clocks {ahead:?} ahead")?;
+            }
+            writeln!(f, "; clock {ahead:?} ahead, {drift_ppm} ppm too fast")?;
+            for (from, load) in &region.loads {
+                writeln!(f, "    from {:.3}s on {load}", from.as_secs_f64())?;
+            }
+            first += nodes;
+        }
+        let all = 0..self.regions.len();
+        for (from, to) in all
+            .clone()
+            .flat_map(|from| all.clone().map(move |to| (from, to)))
+        {
+            if from != to {
+                writeln!(f, "r{from} to r{to}: {}", self.link(from, to))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent => f.write_str("nothing"),
+            Self::Constant(rate) => write!(f, "{rate:.1} requests/s, evenly"),
+            Self::Poisson(rate) => write!(f, "{rate:.1} requests/s, at random"),
+            Self::Bursts { rate, on, off } => {
+                write!(f, "{rate:.1} requests/s for {on:?}, then none for {off:?}")
+            }
+            Self::Adversary { size } => write!(f, "up to {size} requests at once, at bad times"),
+        }
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            delay,
+            jitter,
+            loss,
+            twice,
+        } = self;
+        write!(
+            f,
+            "{delay:?} and up to {jitter:?} more, {loss} of 1000 lost, {twice} twice"
+        )
     }
 }
