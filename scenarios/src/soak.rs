@@ -155,7 +155,8 @@ fn region(dice: &mut Dice, limit: &LimitSpec, at: &Setting) -> RegionSpec {
 
 /// Its clock has nothing to do with the primary's.
 fn replica(dice: &mut Dice) -> Option<Replica> {
-    let (ahead, lag) = (Duration::from_secs(100), Duration::from_secs(1));
+    let (ahead, lag) = (Duration::from_secs(100), dice.pick(&[10, 40, 1_000]));
+    let lag = Duration::from_millis(lag);
     let replica = Replica {
         lag: dice.span(Duration::ZERO, lag),
         ahead: dice.span(Duration::ZERO, ahead),

@@ -36,7 +36,7 @@ fn shards(faults: Vec<(Duration, Fault)>) -> Scenario {
     for region in &mut regions {
         region.shards = 3;
         region.replica = Some(Replica {
-            lag: Duration::from_millis(100),
+            lag: Duration::from_millis(20),
             ahead: seconds(7),
         });
     }
@@ -88,6 +88,31 @@ fn promotion_of_a_replica_costs_denials_and_no_overrun() {
 }
 
 #[test]
+fn grant_is_said_only_when_a_replica_has_it() {
+    let lent = |lag| {
+        let mut scenario = shards(Vec::new());
+        scenario.keys = 1;
+        for region in &mut scenario.regions {
+            region.replica = Some(Replica {
+                lag: Duration::from_millis(lag),
+                ahead: Duration::ZERO,
+            });
+            region.loads = vec![(Duration::ZERO, Load::Silent)];
+        }
+        scenario.regions[0].loads = vec![(Duration::ZERO, Load::Constant(95.0))];
+        let run = sim::run(&scenario);
+        assert_eq!(run.broken, None, "{:#?}", run.trace);
+        run.share(0, scenario.length)
+    };
+    assert!(lent(20) > Some(900));
+    assert_eq!(
+        lent(60),
+        Some(333),
+        "a replica that lags further has no grant in time"
+    );
+}
+
+#[test]
 fn faults_of_shards_repeat_byte_for_byte() {
     let (after, span) = (Duration::from_millis(300), seconds(1));
     let lost = Duration::from_millis(700);
@@ -121,7 +146,7 @@ fn costly(fault: ShardFault) -> Scenario {
     for region in &mut regions {
         region.loads.push((seconds(5), Load::Constant(150.0)));
         region.replica = Some(Replica {
-            lag: Duration::from_millis(100),
+            lag: Duration::from_millis(20),
             ahead: seconds(7),
         });
         region.nodes = 2;

@@ -66,7 +66,8 @@ pub struct RegionSpec {
 /// A server that follows the primary of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// How far it lags: what the primary did in the last moments before it died is lost.
+    /// How far it lags: what the primary did in the last moments before it died is lost. A grant is
+    /// said only when the replica has it; one that lags too far stops all lending.
     pub lag: Duration,
     /// By how much its clock is ahead of the primary's.
     pub ahead: Duration,

@@ -1,5 +1,6 @@
 //! The loop: events in the order of their time, and what each does.
 
+mod calls;
 mod faults;
 mod machines;
 mod watch;
@@ -16,9 +17,9 @@ use gossip::identity::Member;
 use gossip::replica;
 use region::limiter::{Limiter, Settings, Subject};
 use region::policy::{Attributes, PolicySet};
-use region::store::Swap;
 use region::units::{Key, RegionId, Timestamp, Tokens, micros};
 
+use self::calls::Call;
 use self::watch::Watch;
 use super::books::{Books, Decided};
 use super::dice::Dice;
@@ -72,13 +73,6 @@ enum Event {
 struct Place {
     region: usize,
     shard: usize,
-}
-
-/// A call to the store.
-#[derive(Debug)]
-enum Call {
-    Load(Key),
-    Swap(Box<Swap>),
 }
 
 /// A region's store and traffic.

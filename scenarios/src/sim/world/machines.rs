@@ -6,18 +6,10 @@ use gossip::frame::{Due, Frame, Hello, KeyRow, Message};
 use gossip::membership;
 use gossip::replica::{self, Input};
 use gossip::{exchange, identity::Member};
-use region::store::{Store as _, Swapped};
 use region::units::{Key, RegionId, Timestamp};
 
 use super::{Call, Event, World, region_id};
 use crate::sim::node::{BEAT, GREETING, Process, at_address};
-use crate::sim::store::{Reach, SimStore, at_once};
-
-/// How long a call takes to the store, or its answer back.
-const CALL_MOST: Duration = Duration::from_micros(400);
-
-/// How long a node waits for a store that does not answer.
-const CALL_TIMEOUT: Duration = Duration::from_millis(50);
 
 impl World<'_> {
     /// Hands an event to a node, unless the process that it is for is gone; later, if it pauses.
@@ -289,7 +281,11 @@ impl World<'_> {
         for output in out {
             let call = match output {
                 Output::Load { key } => Call::Load(key),
-                Output::Swap(swap) => Call::Swap(swap),
+                Output::Swap(swap) => {
+                    let process = self.process(node);
+                    let lends = process.is_some_and(|own| own.replica.lends_anew(swap.key));
+                    Call::Swap { swap, lends }
+                }
                 Output::Say { key, row } => {
                     if let Some(rank) = self.ranks.get(&key) {
                         let region = self.nodes[node].region;
@@ -305,70 +301,7 @@ impl World<'_> {
                     continue;
                 }
             };
-            let run = self.nodes[node].run;
-            let at = self
-                .now
-                .plus(self.network.span(Duration::from_micros(30), CALL_MOST));
-            self.post(at, Event::Call { node, run, call });
-        }
-    }
-
-    /// A call reaches the store, whether or not its node is still there; the answer goes back.
-    pub(super) fn call(&mut self, node: usize, run: u64, call: Call) {
-        let region = self.nodes[node].region;
-        self.show(region);
-        let key = match &call {
-            Call::Load(key) => *key,
-            Call::Swap(swap) => swap.key,
-        };
-        let store = self.regions[region].shards.store(node);
-        let reach = store.reach(key.client);
-        let up = reach == Reach::Answers;
-        // A shard that does not answer may have done what was asked: only the answer is missing.
-        let runs = up || reach == Reach::Silent && self.network.one_in(2);
-        let swaps = matches!(call, Call::Swap(_)) && runs;
-        let answered = runs.then(|| self.ask(region, &store, call));
-        let (input, took) = match answered {
-            Some(input) if up => {
-                let took = self.network.span(Duration::from_micros(30), CALL_MOST);
-                (input, took)
-            }
-            _ => (Input::StoreFailed { key }, CALL_TIMEOUT),
-        };
-        let elapsed = self.elapsed();
-        self.trace
-            .event(elapsed, format_args!("n{node} is answered: {input:?}"));
-        let at = self.now.plus(took);
-        self.post(at, Event::Answer { node, run, input });
-        if swaps && let Some(rank) = self.ranks.get(&key).copied() {
-            self.look(rank);
-        }
-    }
-
-    fn ask(&self, region: usize, store: &SimStore, call: Call) -> Input {
-        let region = &self.regions[region];
-        match call {
-            Call::Load(key) => {
-                let policy = self.policies.by_id(key.policy);
-                let base = policy.and_then(|policy| policy.base(region.id, key.client));
-                let store = store.inside(key.client);
-                let loaded = at_once(store.load(key, &base.expect("its policy is a bucket")));
-                match loaded {
-                    Ok(loaded) => Input::Loaded {
-                        key,
-                        loaded: Box::new(loaded),
-                    },
-                    Err(_) => Input::StoreFailed { key },
-                }
-            }
-            Call::Swap(swap) => {
-                let key = swap.key;
-                match at_once(store.inside(key.client).swap(&swap)) {
-                    Ok(Swapped::Done { .. }) => Input::Swapped { key },
-                    Ok(Swapped::Conflict { current }) => Input::Conflict { key, current },
-                    Err(_) => Input::StoreFailed { key },
-                }
-            }
+            self.send_call(node, call);
         }
     }
 
