@@ -85,6 +85,11 @@ fn renewal_brings_no_tokens_when_it_is_swapped_after_the_hold_before() {
 }
 
 #[test]
+fn tokens_given_back_stay_dead_when_a_renewal_is_swapped_after_their_hold() {
+    executions::renewal_revives_a_hold().expect("they died with the hold");
+}
+
+#[test]
 fn grant_brings_no_more_tokens_than_it_moves_capacity() {
     executions::smaller_grant_follows_unread().expect("nothing is there twice");
 }

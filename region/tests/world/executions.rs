@@ -13,7 +13,7 @@ use super::{DEEP, Setting, THREE, World};
 
 /// What each checks, by its name.
 #[cfg(feature = "mutants")]
-pub(crate) const ALL: [(&str, Execution); 9] = [
+pub(crate) const ALL: [(&str, Execution); 10] = [
     ("capacity is borrowed again", capacity_is_borrowed_again),
     ("return of a part is late", return_of_a_part_is_late),
     ("hold ends by itself", hold_ends_by_itself),
@@ -26,6 +26,7 @@ pub(crate) const ALL: [(&str, Execution); 9] = [
         lender_forgets_what_came_home,
     ),
     ("renewal is swapped late", renewal_is_swapped_late),
+    ("renewal revives a hold", renewal_revives_a_hold),
     ("smaller grant follows unread", smaller_grant_follows_unread),
     ("return is swapped late", return_is_swapped_late),
     ("hold ends between two looks", hold_ends_between_two_looks),
@@ -205,6 +206,23 @@ pub(crate) fn renewal_is_swapped_late() -> Result<(), Broken> {
         transit(&mut world, BORROWER, &[&lends], |_| ());
     }
     world.check_now()
+}
+
+/// A loan is given back, and the row that says so is late. A renewal is worked out while the hold
+/// lives, and swapped by a slow node when that has ended and its capacity has filled again.
+pub(crate) fn renewal_revives_a_hold() -> Result<(), Broken> {
+    let mut loan = Loan::new();
+    let (applies, part) = (Rc::clone(&loan.applies), loan.part);
+    loan.lender(&applies, |_| ());
+    pass(&mut loan.world);
+    let returns = loan.give_back();
+    loan.world.pass(Duration::from_millis(1_600));
+    let renews = loan.world.transit(LENDER, &[], |at, _| lend(at, part));
+    loan.world.pass(Duration::from_millis(1_300));
+    take_all(&mut loan.world);
+    // Refused, it would be worked out anew, with a hold that has ended.
+    loan.world.swap(LENDER, renews);
+    loan.nothing_comes_home(&returns)
 }
 
 /// A first grant is lost, and the smaller one that follows arrives when the hold of the first has

@@ -31,6 +31,7 @@ impl Transition<'_> {
         if others >= HOLDS_MAX || !self.may_lend(to, share) {
             return false;
         }
+        self.renew_before(lent.holds.iter().filter(|hold| covered(hold)));
         // A grant that is covered by this one hands on its tokens that may still be on the way.
         let carried = lent.holds.iter().filter(|hold| covered(hold));
         let carried = tokens_on_the_way(carried, lent.applied);
@@ -54,6 +55,17 @@ impl Transition<'_> {
         self.send_tokens((to, &lent), grant, carried);
         self.changed = true;
         true
+    }
+
+    /// Where a hold ends by itself its capacity comes back and fills. A swap that comes later must
+    /// not hold it again as if nothing had happened: what was given back is dead by then, and so is
+    /// what was on its way.
+    fn renew_before<'h>(&mut self, holds: impl Iterator<Item = &'h Hold>) {
+        if planted(Mutant::RenewalSwappedLate) {
+            return;
+        }
+        let first = holds.map(|hold| hold.until).min();
+        self.swap_before(first.map(|until| self.base.tick.floor(until)));
     }
 
     /// Whether so much may be lent to a region: only of the base, and while that does not rest.
@@ -91,12 +103,8 @@ impl Transition<'_> {
         let sent = cut.min(most.minus(on_the_way).positive());
         let tokens = before.map_or(Level::ZERO, |grant| grant.tokens).plus(sent);
         let alive = on_the_way.plus(sent).min(most);
-        if alive > sent && !planted(Mutant::RenewalSwappedLate) {
-            // Where a hold ends by itself its capacity comes back and fills: then its tokens are
-            // dead, and no later grant may say that they are on the way.
-            let holds = waiting(&lent.holds, lent.applied);
-            let first = holds.map(|hold| hold.until).min();
-            self.swap_before(first.map(|until| self.base.tick.floor(until)));
+        if alive > sent {
+            self.renew_before(waiting(&lent.holds, lent.applied));
         }
         let dead = if planted(Mutant::DeadTokensComeBack) {
             Level::ZERO
